@@ -1,0 +1,250 @@
+"""Train a SimBERT, then generate and retrieve with it.
+
+Without arguments: Chinese commands for a smart home (package home-assistant-intents), a small model from scratch.
+
+    python examples/train_simbert.py
+    python examples/train_simbert.py --corpus groups.jsonl --checkpoint chinese_simbert_L-4_H-312_A-12
+    python -i examples/train_simbert.py        # leaves `gen_synonyms(text)` and `most_similar(text)` in the prompt
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+
+import home_assistant
+import simretro
+from simretro.data import SimilarPairs, read_groups
+from simretro.evaluation import evaluate_pairs, group_retrieval, read_labelled_pairs, tfidf_vectors
+from simretro.models import build_transformer_model
+from simretro.tokenizers import Tokenizer
+from simretro.training import TrainingCheckpoint, build_optimizer
+
+SMALL_MODEL = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 128,
+}
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=30, width=110)
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument("--corpus", type=Path, help="your groups, one JSON object a line: text, synonyms")
+    data.add_argument("--evaluate", type=Path, nargs="*", default=[], help="files text1<TAB>text2<TAB>label to score")
+    data.add_argument("--held-out", type=float, default=0.1, help="share of the groups of --corpus kept for validation")
+    data.add_argument("--maxlen", type=int, default=32, help="tokens of a sentence, [CLS] and [SEP] included")
+    model = parser.add_argument_group("model")
+    model.add_argument("--checkpoint", help="folder or hub name to start from; default: a small model from scratch")
+    model.add_argument("--new-parts", nargs="*", default=[], help="pooler and/or mlm_head: parts the checkpoint lacks")
+    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the checkpoint's config")
+    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
+    objective = parser.add_argument_group("objective")
+    objective.add_argument("--temperature", type=float, default=1 / 30, help="of the similarity loss")
+    objective.add_argument("--mlm-rate", type=float, default=0.0, help="share of source tokens to mask and predict")
+    objective.add_argument("--corruption-rate", type=float, default=0.0, help="as RoFormer-Sim: mask, do not predict")
+    objective.add_argument("--batching", default="grouped", choices=["grouped", "random"])
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=int, default=12)
+    training.add_argument("--pairs-per-batch", type=int, default=64, help="pairs of the batch of all devices")
+    training.add_argument("--learning-rate", type=float, default=5e-4)
+    training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    training.add_argument("--ema", action="store_true", help="keep and use an average of the weights")
+    training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
+    training.add_argument("--strategy", default="none", choices=["none", "mirrored"], help="mirrored: all devices")
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--output", type=Path, default=Path("runs/simbert"))
+    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
+    return parser.parse_args(arguments)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    pass
+
+
+def load_corpus(options):
+    """Returns groups of texts for training, validation and test; with a corpus of the user's, test is validation."""
+    if options.corpus is None:
+        sizes = {"groups_per_block": 2} if options.quick else {}
+        parts = home_assistant.split_by_block(home_assistant.load_groups(seed=options.seed, **sizes))
+        return tuple([group.texts for group in part] for part in parts)
+    groups = [group.texts for group in read_groups(options.corpus)]
+    random.Random(options.seed).shuffle(groups)
+    size = max(2, round(options.held_out * len(groups)))
+    return groups[size:], groups[:size], groups[:size]
+
+
+def build_model(options, groups):
+    """A SimBERT of the checkpoint, or a small one whose vocabulary is the characters of the training texts."""
+    settings = {
+        "temperature": options.temperature,
+        "mlm_weight": 1.0 if options.mlm_rate else 0.0,
+        "maxlen": options.maxlen,
+    }
+    if options.checkpoint:
+        return simretro.SimBERT.from_pretrained(
+            options.checkpoint,
+            new_parts=tuple(options.new_parts),
+            dropout_rate=options.dropout,
+            dtype=options.dtype,
+            **settings,
+        )
+    tokenizer = Tokenizer(home_assistant.character_vocab(text for group in groups for text in group))
+    config = SMALL_MODEL | {"vocab_size": tokenizer.vocab_size}
+    if options.quick:
+        config |= {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256}
+    encoder = build_transformer_model(
+        config,
+        application="unilm",
+        with_pool="linear",
+        with_mlm="linear",
+        dropout_rate=options.dropout,
+        dtype=options.dtype,
+    )
+    return simretro.SimBERT(encoder, tokenizer, **settings)
+
+
+def train(simbert, groups, validation_groups, options):
+    """Trains with a checkpoint each epoch; leaves the best epoch's weights in the model, returns the logs of all."""
+    common = {"pairs_per_batch": options.pairs_per_batch, "maxlen": options.maxlen}
+    common |= {"mlm_rate": options.mlm_rate, "corruption_rate": options.corruption_rate}
+    split_evenly = options.micro_batches > 1
+    data = SimilarPairs(
+        groups, simbert.tokenizer, seed=options.seed, batching=options.batching, drop_remainder=split_evenly, **common
+    )
+    validation_data = SimilarPairs(validation_groups, simbert.tokenizer, fixed=True, **common)
+    epochs = 2 if options.quick else options.epochs
+    total_steps = len(data) * epochs
+    optimizer = build_optimizer(
+        "adamw",
+        options.learning_rate,
+        warmup_steps=round(options.warmup_share * total_steps),
+        total_steps=total_steps,
+        clipnorm=1.0,
+        use_ema=options.ema,
+    )
+    simbert.compile(optimizer, micro_batches=options.micro_batches)
+    print(f"{simbert.encoder.count_params():,} parameters; {data.num_pairs:,} pairs and {len(data)} steps an epoch")
+    checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, monitor="val_loss", mode="min")
+    first_epoch = checkpoint.restore(simbert) if options.resume else 0
+    simbert.fit(data, validation_data=validation_data, epochs=epochs, initial_epoch=first_epoch, callbacks=[checkpoint])
+    checkpoint.load_best(simbert)
+    return checkpoint.history
+
+
+def strategy_scope(options):
+    """The scope in which model and optimizer are made: that of all devices, or none."""
+    if options.strategy == "none":
+        return contextlib.nullcontext()
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit("`--strategy mirrored` needs the TensorFlow backend; on JAX use keras.distribution.")
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy().scope()
+
+
+def report(simbert, untrained_vectors, groups, options):
+    """Prints what the training bought, on groups it has not seen; returns the numbers."""
+    texts = [text for group in groups for text in group]
+    group_ids = [i for i, group in enumerate(groups) for _ in group]
+    print(f"\nRetrieval among {len(texts):,} unseen sentences in {len(groups):,} groups.")
+    print("A positive is in the group of the query and shares at most half of its character bigrams.")
+    print(f"{'':30}{'R@1':>8}{'R@5':>8}{'MRR':>8}{'queries':>9}")
+    rows = {
+        "SimBERT": simbert.encode(texts, show_progress=False),
+        "the same network, untrained": untrained_vectors,
+        "TF-IDF, character bigrams": tfidf_vectors(texts, (2, 2)),
+        "TF-IDF, 1- and 2-grams": tfidf_vectors(texts, (1, 2)),
+        "TF-IDF, characters": tfidf_vectors(texts, (1, 1)),
+    }
+    numbers = {}
+    for name, vectors in rows.items():
+        result = group_retrieval(vectors, group_ids, texts)
+        print(f"{name:30}{result.recall_at_1:8.3f}{result.recall_at_5:8.3f}{result.mrr:8.3f}{result.num_queries:9}")
+        numbers[name] = result.recall_at_1
+    numbers["perplexity"] = perplexity(simbert, groups, options)
+    print(f"\nSeq2seq perplexity of the unseen pairs: {numbers['perplexity']:.2f} a token")
+    for path in options.evaluate:
+        pairs = read_labelled_pairs(path)
+        for name, encode in (("SimBERT", simbert.encode), ("TF-IDF", tfidf_vectors)):
+            scores = evaluate_pairs(encode, pairs)
+            print(f"{path.name}, {name}: AUC {scores.auc:.3f}, Spearman {scores.spearman:.3f}")
+            numbers[f"{path.name} {name}"] = scores.auc
+    return numbers
+
+
+def perplexity(simbert, groups, options):
+    """exp of the mean cross-entropy of a target token, nothing masked."""
+    data = SimilarPairs(groups, simbert.tokenizer, options.pairs_per_batch, options.maxlen, fixed=True)
+    judge = simretro.SimBERT(simbert.encoder, simbert.tokenizer)  # the same weights without masked tokens
+    judge.compile()
+    return math.exp(judge.evaluate(data, verbose=0, return_dict=True)["seq2seq_loss"])
+
+
+def show(simbert, groups, options):
+    """Prints what the two handles give for some unseen sentences; returns the sources that it took."""
+    rng = random.Random(options.seed)
+    sources = [rng.choice(group) for group in rng.sample(groups, min(40, len(groups)))]
+    settings = {"maxlen": options.maxlen, "seed": options.seed, "with_scores": True}
+    synonyms = simbert.gen_synonyms(sources, n=20, k=5, **settings)
+    for source, found in list(zip(sources, synonyms, strict=True))[:3]:
+        print(f"\ngen_synonyms({source!r})")
+        for text, score in found:
+            print(f"    {score:.3f}  {text}")
+    index = simbert.build_index((text for group in groups for text in group), kind="annoy")
+    print(f"\n{index}")
+    for source in sources[:3]:
+        print(f"most_similar({source!r})")
+        for text, score in simbert.most_similar(source, topn=6):
+            print(f"    {score:.3f}  {text}")
+    if options.corpus is None:
+        pairs = [(source, text) for source, found in zip(sources, synonyms, strict=True) for text, _ in found]
+        share = home_assistant.share_recognised(pairs) if pairs else 0.0
+        print(f"\n{share:.0%} of {len(pairs)} generated sentences have the intent and slots of their source (hassil)")
+    return sources
+
+
+def output_folder(options):
+    """`--output`, or the next free name beside it where a run is there that is not to be resumed."""
+    folder, number = options.output, 2
+    while not options.resume and folder.exists():
+        folder = options.output.with_name(f"{options.output.name}-{number}")
+        number += 1
+    return folder
+
+
+def main(arguments: Sequence[str] | None = None):
+    """Runs the job; returns the trained SimBERT and the numbers of the report."""
+    options = parse_arguments(arguments)
+    options.output = output_folder(options)
+    keras.utils.set_random_seed(options.seed)
+    groups, validation_groups, test_groups = load_corpus(options)
+    print(f"groups: {len(groups):,} to train, {len(validation_groups):,} to validate, {len(test_groups):,} to test")
+    with strategy_scope(options):
+        simbert = build_model(options, groups)
+        untrained = simbert.encode([text for group in test_groups for text in group], show_progress=False)
+        history = train(simbert, groups, validation_groups, options)
+    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
+    simbert.save_pretrained(options.output / "model", facts)
+    simbert = simretro.SimBERT.from_pretrained(options.output / "model")
+    print(f"saved and loaded again: {options.output / 'model'}")
+    numbers = report(simbert, untrained, test_groups, options)
+    show(simbert, test_groups, options)
+    return simbert, numbers
+
+
+if __name__ == "__main__":
+    simbert, _ = main()
+    gen_synonyms, most_similar = simbert.gen_synonyms, simbert.most_similar

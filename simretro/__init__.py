@@ -1,0 +1,31 @@
+"""Sentence encoders that retrieve and generate, with Keras 3.
+
+The names below are resolved on first use, so that `import simretro` stays light.
+"""
+
+import importlib
+
+_HOMES = {
+    "AutoRegressiveDecoder": "generation",
+    "SentenceEncoder": "models",
+    "SimBERT": "methods",
+    "SimilarPairs": "data",
+    "Tokenizer": "tokenizers",
+    "build_transformer_model": "models",
+    "gen_synonyms": "methods",
+    "load_tokenizer": "tokenizers",
+    "load_vocab": "tokenizers",
+    "most_similar": "methods",
+    "save_vocab": "tokenizers",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__():
+    return [*globals(), *__all__]

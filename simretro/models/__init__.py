@@ -1,0 +1,17 @@
+"""What is kept after training: encoders, their weights, and what turns texts into vectors."""
+
+from simretro.models.builder import build_transformer_model, load_pretrained
+from simretro.models.folders import write_folder
+from simretro.models.sentence_encoder import SentenceEncoder
+from simretro.models.transformer import Transformer
+from simretro.models.weights import export_weights, load_weights
+
+__all__ = [
+    "SentenceEncoder",
+    "Transformer",
+    "build_transformer_model",
+    "export_weights",
+    "load_pretrained",
+    "load_weights",
+    "write_folder",
+]

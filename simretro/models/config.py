@@ -1,0 +1,24 @@
+"""What follows from a configuration."""
+
+_MOST_PADDED_ROWS = 127
+
+
+def max_tokens(config: dict) -> int | None:
+    """Longest sequence that the position table of a normalised config allows; None = no limit (rotary)."""
+    if config["position_embedding_type"] == "rotary":
+        return None
+    return config["max_position_embeddings"] - config["position_offset"]
+
+
+def check_vocabulary(config: dict, tokenizer) -> None:
+    """Raises ValueError, naming both sizes, if tokenizer and token table are not of one vocabulary.
+
+    A table may have up to 127 rows more than there are tokens: many published ones are padded.
+    """
+    rows, tokens = config["vocab_size"], tokenizer.vocab_size
+    spare = rows - tokens
+    if spare < 0 or spare > _MOST_PADDED_ROWS:
+        raise ValueError(
+            f"`tokenizer` has {tokens} tokens, but the token table of the encoder has {rows} rows. Are vocabulary and "
+            "weights of one model, and was the checkpoint loaded with the `keep_tokens` of this vocabulary?"
+        )

@@ -1,0 +1,209 @@
+"""What every method leaves behind: texts in, vectors out."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+from simretro.checkpoints import Checkpoint, read_checkpoint
+from simretro.models.builder import build_transformer_model
+from simretro.models.compiled import compiled
+from simretro.models.config import check_vocabulary, max_tokens
+from simretro.models.folders import write_folder
+from simretro.models.weights import named_variables
+from simretro.ops import unit_vectors
+from simretro.tokenizers import load_tokenizer
+
+_POOLINGS = ("cls", "mean", "pooler")
+_LENGTH_MULTIPLE = 8
+_WINDOW = 16_384  # texts that are tokenised and sorted together
+_LONG_INPUT = 2_000  # texts from which a progress bar is shown
+_TOKENS_PER_TEXT = 64  # `batch_size` counts texts of this length
+
+
+class SentenceEncoder:
+    """Encodes sentences with a Keras encoder.
+
+    Args:
+        encoder: `Transformer`; with `pooling="pooler"` it needs `with_pool`.
+        tokenizer: of `simretro.tokenizers`.
+        pooling: "cls" (first token), "mean" (over the tokens of a text) or "pooler" (dense layer on the first token).
+        normalize: bool, whether vectors have length 1 unless `encode` is told otherwise.
+        maxlen: int, longest text in tokens, the special ones included; None = what the position table allows.
+    Raises: ValueError for a pooling that the encoder cannot give, or a `maxlen` beyond the position table.
+    """
+
+    def __init__(self, encoder, tokenizer, pooling: str = "cls", normalize: bool = True, maxlen: int | None = None):
+        if pooling not in _POOLINGS:
+            raise ValueError(f"`pooling` must be one of {_POOLINGS}; received {pooling!r}.")
+        if pooling == "pooler" and encoder.pooler is None:
+            raise ValueError("`pooling='pooler'` needs an encoder built with `with_pool`.")
+        check_vocabulary(encoder.config, tokenizer)
+        limit = max_tokens(encoder.config)
+        if maxlen is not None and limit is not None and maxlen > limit:
+            raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self.normalize = normalize
+        self.maxlen = maxlen or limit
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, revision: str | None = None, **overrides) -> "SentenceEncoder":
+        """Loads a folder of any known format, or a model of the Hugging Face hub.
+
+        Args:
+            name_or_path: see `simretro.checkpoints.read_checkpoint`.
+            revision: of a model on the hub.
+            overrides: `pooling`, `normalize`, `maxlen` in place of what the folder says.
+        Raises: ValueError if the folder's vectors come from stages that simretro does not have.
+        """
+        return cls.from_checkpoint(read_checkpoint(name_or_path, revision=revision), **overrides)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, **overrides) -> "SentenceEncoder":
+        """As `from_pretrained`, of a checkpoint that is already read."""
+        extras = checkpoint.extras
+        if extras.get("other_modules"):
+            raise ValueError(
+                f"{checkpoint.source}: its vectors need {extras['other_modules']}, which is not supported."
+            )
+        if checkpoint.tokenizer_folder is None:
+            raise ValueError(f"{checkpoint.source}: no tokenizer files lie beside it.")
+        said = {**extras.get("facts", {}).get("sentence_encoder", {}), **extras}
+        settings = {key: said[key] for key in ("pooling", "normalize", "maxlen") if key in said} | overrides
+        with_pool = said.get("with_pool", True) if settings.get("pooling") == "pooler" else False
+        encoder = build_transformer_model(checkpoint=checkpoint, with_pool=with_pool)
+        return cls(encoder, load_tokenizer(checkpoint.tokenizer_folder), **settings)
+
+    def save_pretrained(self, folder: str | Path, facts: dict | None = None) -> None:
+        """Writes simretro's own folder: config, weights, tokenizer, and how vectors are made.
+
+        Args:
+            folder: replaced as a whole, only when everything is written.
+            facts: JSON values worth knowing of the training.
+        """
+        write_folder(folder, self.encoder, self.tokenizer, {**(facts or {}), "sentence_encoder": self.settings()})
+
+    def settings(self) -> dict:
+        """How vectors are made, as `from_pretrained` reads it back."""
+        settings = {"pooling": self.pooling, "normalize": self.normalize, "maxlen": self.maxlen}
+        return settings | {"with_pool": self.encoder.with_pool}
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        return self.encoder.config["hidden_size"]
+
+    def fingerprint(self) -> str:
+        """Hash of everything that a vector depends on: weights, tokenizer, pooling, longest text."""
+        digest = hashlib.sha256(f"{self.pooling} {self.maxlen} {self.encoder.with_pool}".encode())
+        digest.update(self.tokenizer.fingerprint().encode())
+        for name, variable in sorted(named_variables(self.encoder).items()):
+            if not name.startswith("mlm_head/"):
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(ops.convert_to_numpy(ops.cast(variable, "float32"))))
+        return digest.hexdigest()[:16]
+
+    def encode(
+        self,
+        texts: Iterable[str],
+        batch_size: int = 32,
+        normalize: bool | None = None,
+        show_progress: bool | None = None,
+    ) -> np.ndarray:
+        """Encodes texts.
+
+        Texts are tokenised in bulk, sorted by length inside windows and run in batches of like length; an iterator is
+        read a window at a time.
+
+        Args:
+            texts: iterable of str (a single str is an error: it would be read letter by letter).
+            batch_size: int, texts of 64 tokens in a batch; of shorter texts a batch holds more, of longer ones fewer.
+            normalize: bool, vectors of length 1; None = as the encoder was made.
+            show_progress: bool; None = for inputs of 2,000 texts or more.
+        Returns: float32 (N, hidden size), in the order of the texts; (0, hidden size) for none.
+        Raises: TypeError if `texts` is a str or holds anything else.
+        """
+        if isinstance(texts, str):
+            raise TypeError("`texts` must be a list of str; received one str. Write `encode([text])`.")
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1; received {batch_size}.")
+        normalize = self.normalize if normalize is None else normalize
+        total = len(texts) if hasattr(texts, "__len__") else None
+        if show_progress is None:
+            show_progress = total is None or total >= _LONG_INPUT
+        progress = keras.utils.Progbar(total, unit_name="text") if show_progress and total != 0 else None
+        windows, done = [], 0
+        for window in _windows(texts):
+            vectors = np.empty((len(window), self.dimension), "float32")
+            for chosen, batch_vectors in self._encode_window(window, batch_size, normalize):
+                vectors[chosen] = batch_vectors
+                done += len(chosen)
+                if progress:
+                    progress.update(done, finalize=False)
+            windows.append(vectors)
+        if progress:
+            progress.update(done, finalize=True)
+        return np.concatenate(windows) if windows else np.zeros((0, self.dimension), "float32")
+
+    def _encode_window(self, texts, batch_size, normalize):
+        token_ids, _ = self.tokenizer.encode_batch(texts, maxlen=self.maxlen)
+        pad = self.tokenizer.pad_token_id
+        lengths = token_ids.shape[1] - np.argmax(token_ids[:, ::-1] != pad, axis=1)
+        function = compiled(self.encoder, ("encode", self.pooling, normalize), lambda: self._function(normalize))
+        for chosen, width in batches_by_length(lengths, batch_size * _TOKENS_PER_TEXT):
+            width = min(width, self.maxlen or width)  # the rounding must not leave the position table
+            batch = np.full((len(chosen), width), pad, "int32")
+            batch[:, : token_ids.shape[1]] = token_ids[chosen, :width]
+            yield chosen, ops.convert_to_numpy(function(batch))
+
+    def _function(self, normalize):
+        encoder, pooling = self.encoder, self.pooling
+
+        def function(token_ids):
+            segment_ids = ops.zeros_like(token_ids)
+            if pooling == "mean":
+                hidden = encoder({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)["sequence"]
+                vectors = _masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
+            else:
+                first = ops.zeros_like(token_ids[:, :1])
+                vectors = encoder.hidden_at(token_ids, segment_ids, first, training=False)[:, 0]
+                if pooling == "pooler":
+                    vectors = encoder.pooler(vectors)
+            return unit_vectors(vectors) if normalize else ops.cast(vectors, "float32")
+
+        return function
+
+
+def batches_by_length(lengths: np.ndarray, tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Cuts texts into batches of like length and about the same number of tokens, longest first.
+
+    Args:
+        lengths: int (N,).
+        tokens_per_batch: int.
+    Yields: (indices of the texts, common width: a multiple of 8).
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        width = -(-int(lengths[order[start]]) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        stop = start + max(1, tokens_per_batch // width)
+        yield order[start:stop], width
+        start = stop
+
+
+def _windows(texts):
+    iterator = iter(texts)
+    while window := list(itertools.islice(iterator, _WINDOW)):
+        yield window
+
+
+def _masked_mean(hidden, padding_mask):
+    weights = ops.cast(padding_mask, "float32")[:, :, None]
+    total = ops.sum(ops.cast(hidden, "float32") * weights, axis=1)
+    return total / ops.maximum(ops.sum(weights, axis=1), 1.0)

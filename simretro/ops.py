@@ -1,0 +1,79 @@
+"""Small tensor functions that every room may use; they run on all Keras backends."""
+
+import keras
+from keras import ops
+
+_GELU_TANH = {"gelu_new", "gelu_tanh", "gelu_pytorch_tanh", "gelu_fast"}
+
+
+def activation(name):
+    """Returns the activation function that a `bert_config.json` names.
+
+    Args:
+        name: str; "gelu" is the exact one (erf), as in Google's BERT, and not Keras' tanh approximation,
+            which is had by "gelu_new", "gelu_tanh", "gelu_pytorch_tanh" or "gelu_fast". Everything else is
+            looked up in Keras.
+    Returns: callable tensor -> tensor.
+    Raises: ValueError if Keras does not know the name.
+    """
+    if name == "gelu":
+        return _exact_gelu
+    if name in _GELU_TANH:
+        return _tanh_gelu
+    return keras.activations.get(name)
+
+
+def _exact_gelu(x):
+    return ops.gelu(x, approximate=False)
+
+
+def _tanh_gelu(x):
+    return ops.gelu(x, approximate=True)
+
+
+def take_rows(x, positions):
+    """Rows of a batch of sequences.
+
+    Args:
+        x: (B, L, ...) tensor.
+        positions: int (B, T), each in [0, L).
+    Returns: (B, T, ...), row `[b, t]` is `x[b, positions[b, t]]`.
+    """
+    shape = ops.shape(x)
+    flat = ops.reshape(x, (-1, *shape[2:]))
+    starts = ops.arange(shape[0], dtype="int32")[:, None] * shape[1]
+    return ops.take(flat, ops.cast(positions, "int32") + starts, axis=0)
+
+
+def unit_vectors(x):
+    """Rows divided by their Euclidean norm, in float32; a zero row stays zero and has finite gradients.
+
+    Args:
+        x: (..., D) float tensor of any precision.
+    Returns: float32 (..., D).
+    """
+    x = ops.cast(x, "float32")
+    squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+    # A floor in place of this choice would give a zero row gradients that overflow in float16.
+    return x * ops.rsqrt(ops.where(squares > 1e-24, squares, 1.0))
+
+
+def rotate(x, positions):
+    """Rotary position embedding on interleaved pairs `(2i, 2i + 1)`, base 10000.
+
+    Args:
+        x: (B, T, heads, D) with even D.
+        positions: int (B or 1, T).
+    Returns: as `x`.
+    Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864, eq. 34.
+    """
+    head_size = x.shape[-1]
+    frequencies = ops.exp(
+        ops.arange(0, head_size, 2, dtype="float32") * (-9.210340371976184 / head_size)
+    )  # 10000^(-2i/D)
+    angles = ops.cast(positions, "float32")[:, :, None, None] * frequencies  # (B, T, 1, D/2)
+    sin, cos = ops.cast(ops.sin(angles), x.dtype), ops.cast(ops.cos(angles), x.dtype)
+    shape = ops.shape(x)
+    pairs = ops.reshape(x, (*shape[:-1], head_size // 2, 2))
+    even, odd = pairs[..., 0], pairs[..., 1]
+    return ops.reshape(ops.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1), shape)

@@ -1,0 +1,376 @@
+"""Checkpoints of a training run, from which it goes on as if it had never stopped."""
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+
+from simretro.files import atomic_folder
+from simretro.training import store
+from simretro.training.averages import averaged_weights, exchange_averages
+from simretro.training.callbacks import divergence_error, non_finite_loss
+from simretro.training.state import (
+    assign_variables,
+    build_optimizer_variables,
+    first_non_finite,
+    misfits,
+    read_variables,
+    state_variables,
+)
+
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "rank_mean")
+_HIGHER_IS_BETTER = ("acc", "auc", "recall", "precision", "mrr", "ndcg", "spearman", "pearson", "f1", "map", "r@")
+
+
+class TrainingCheckpoint(keras.callbacks.Callback):
+    """Saves the whole state of the training after each epoch, and every N steps; `restore` goes on from there.
+
+    ```python
+    checkpoint = TrainingCheckpoint("runs/checkpoints", data, monitor="val_loss", save_best=model.save_pretrained)
+    epoch = checkpoint.restore(model)  # 0 where there is nothing yet
+    model.fit(data, epochs=5, initial_epoch=epoch, shuffle=False, callbacks=[checkpoint], validation_data=...)
+    ```
+
+    Saved are weights and other variables (banks, statistics, seeds of dropout), optimizer, running metrics, history,
+    epoch and position in the data. On one machine the resumed run then equals the uninterrupted one bit by bit,
+    provided that the data are a function of (seed, epoch, index): give `fit` `shuffle=False`, or Keras shuffles the
+    batches of a `PyDataset` with Python's global random numbers; and draw random numbers from `SeedGenerator`s that
+    the model owns. A kill at any moment loses the work since the last checkpoint at most, see `store`.
+
+    `fit` is told about the data position at the beginning of each epoch, by `data.resume(epoch, step)`: "the next
+    pass is epoch `epoch`, from its batch `step` on; until its end `len(data)` is what is left". The position is the
+    number of finished steps, since the data set itself is asked ahead of time.
+
+    A checkpoint is written neither after a NaN or infinite loss nor with such a weight in it: training ends with an
+    error instead, and the last good checkpoint stays.
+
+    Averaged weights (`use_ema=True` of the optimizer): checkpoints hold the weights and their averages. With
+    `monitor`, validation is done with the averages and the best model has them, since `fit` ends with them, too.
+    Do not add `keras.callbacks.SwapEMAWeights`, which would exchange them once more.
+
+    Args:
+        folder: path of a folder for this run's checkpoints; made if missing.
+        data: the training data given to `fit`, with `resume(epoch, step)` and a fixed number of batches; without it
+            nobody tells the data where to go on.
+        monitor: name of a validation metric in the logs of an epoch; the best model by it is kept in `folder/best`.
+            A metric of the training batches is refused: it says nothing of unseen texts. Other callbacks may put
+            metrics of their own into the logs, if they come before this one.
+        mode: "min", "max" or "auto" (by the name of the metric).
+        every_steps: int; saves every so many steps, too. Needs `data`.
+        keep: int, how many checkpoints to keep besides the best.
+        save_best: callable that writes the model into the folder it is given, for instance `model.save_pretrained`.
+            None: only the variables are written, for `load_best`.
+    Raises: ValueError if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        data=None,
+        monitor: str | None = None,
+        mode: str = "auto",
+        every_steps: int | None = None,
+        keep: int = 1,
+        save_best: Callable[[Path], object] | None = None,
+    ):
+        super().__init__()
+        if every_steps is not None and (every_steps < 1 or data is None):
+            raise ValueError(
+                f"`every_steps` must be at least 1 and needs `data`; received every_steps={every_steps!r}, "
+                f"data={'None' if data is None else type(data).__name__}. Within an epoch, only data with "
+                "`resume(epoch, step)` can go on where the training stopped."
+            )
+        if keep < 1:
+            raise ValueError(f"`keep` must be at least 1; received {keep!r}.")
+        self.folder = Path(folder)
+        self.monitor, self.keep, self.every_steps, self.save_best = monitor, keep, every_steps, save_best
+        self.sign = _sign(monitor, mode)
+        self.data = _checked_data(data)
+        self.step = 0  # training steps done, over all epochs and runs
+        self.history: list[dict] = []  # logs of all epochs, those before `restore` too
+        self.best: dict | None = None
+        self._resumed: dict | None = None  # state of `restore`, until the first epoch begins
+        self._metrics: dict = {}
+        self._owns_folder = self._monitor_missing = self._exchanged = False
+        self._quiet = None
+        self._epoch = self._first_step = self._steps_done = 0
+
+    @property
+    def latest(self) -> Path | None:
+        """Path of the last complete checkpoint, None where there is none."""
+        return store.latest_checkpoint(self.folder)
+
+    def restore(self, model: keras.Model, data=None) -> int:
+        """Puts model, optimizer, history and, when `fit` begins, the data where the last checkpoint was.
+
+        Args:
+            model: the compiled model, with all its variables made, by a first call if need be. Under a strategy,
+                model and optimizer were made within its scope.
+            data: the training data; None: as given to the constructor.
+        Returns: int, the `initial_epoch` for `fit`; 0 where `folder` has no checkpoint yet.
+        Raises: ValueError naming all variables that do not fit, before any is assigned.
+        """
+        if data is not None:
+            self.data = _checked_data(data)
+        _check_ready(model)
+        self._owns_folder = True
+        path = self.latest
+        state = {"epoch": 0} if path is None else store.read_state(path)
+        if self.data is not None:
+            # `fit` must count a whole epoch; where in it to begin is told when that epoch begins.
+            self.data.resume(state["epoch"], 0)
+        if path is None:
+            return 0
+        self._check_position(state, path)
+        build_optimizer_variables(model)
+        variables = state_variables(model)
+        arrays = {group: store.read_arrays(path, group) for group in ("model", "optimizer")}
+        _check_fit(variables, arrays, path)
+        if not all([assign_variables(model, variables[group], arrays[group]) for group in arrays]):
+            warnings.warn(
+                f"{path} was written with more replicas; what differed between them (running statistics that are not "
+                "synchronised, say) is taken from the first ones.",
+                stacklevel=2,
+            )
+        self._metrics = store.read_arrays(path, "metrics") if state["step_in_epoch"] else {}
+        self.step, self.history, self.best, self._resumed = state["step"], state["history"], state["best"], state
+        return state["epoch"]
+
+    def load_best(self, model: keras.Model) -> None:
+        """Gives the model the variables it had when `monitor` was best; for runs without `save_best`.
+
+        Args:
+            model: compiled `keras.Model`.
+        Raises: ValueError if there is no such file or it does not fit.
+        """
+        path = self.folder / "best"
+        variables, arrays = state_variables(model), {"model": store.read_arrays(path, "model")}
+        _check_fit(variables, arrays, path)
+        assign_variables(model, variables["model"], arrays["model"])
+
+    def on_train_begin(self, logs=None):
+        if self._exchanged:  # the last `fit` was interrupted within its validation
+            self._exchanged = not exchange_averages(self.model)
+        if not self._owns_folder and self.latest is not None:
+            raise ValueError(
+                f"`folder` already holds a checkpoint, {self.latest}. Call `restore(model)` before `fit` to go on from "
+                "it, or give another `folder`: this run would remove it."
+            )
+        self._owns_folder = True
+        steps = self.params.get("steps")
+        if self.data is not None and steps != self.data.num_batches:
+            raise ValueError(
+                f"`fit` must go through `data` once an epoch: {self.data.num_batches} batches; received {steps} steps "
+                "an epoch. Leave `steps_per_epoch` out, and give `fit` the data that this callback has."
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        state, self._resumed = self._resumed, None
+        self._first_step = 0
+        if state is not None:
+            if epoch != state["epoch"]:
+                raise ValueError(
+                    f"`initial_epoch` of `fit` must be what `restore` returned, {state['epoch']}; received {epoch}."
+                )
+            self._first_step = state["step_in_epoch"] if self.data is not None else 0
+            if self._first_step:
+                self._restore_metrics()
+        self._epoch, self._steps_done = epoch, self._first_step
+        if self.data is not None:
+            self.data.resume(epoch, self._first_step)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._first_step and self._steps_done == self.params["steps"]:
+            # `fit` counted the batches of a whole epoch and would ask for one more. On TensorFlow that step fails for
+            # want of data only after it has advanced the optimizer's counter and the seeds of dropout. So the epoch is
+            # ended here, as Keras ends one whose data ran out, less the warning.
+            self._quiet = warnings.catch_warnings()
+            self._quiet.__enter__()
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            raise StopIteration
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.monitor is not None and self.monitor in (logs or {}):
+            raise ValueError(
+                f"`monitor` must be a validation metric; {self.monitor!r} is measured on the training batches. "
+                f'Give `fit` `validation_data` and monitor "val_{self.monitor}".'
+            )
+        steps = self.params.get("steps")
+        done = self._first_step + batch + 1
+        if steps:
+            done = min(done, steps)  # the last execution under `steps_per_execution` may be short
+        before = self.step
+        self.step += done - self._steps_done
+        self._steps_done = done
+        crossed = self.every_steps and self.step // self.every_steps > before // self.every_steps
+        if crossed and done != steps:  # the end of the epoch is saved with the results of its validation
+            self._save(self._epoch, done, logs)
+
+    def on_test_begin(self, logs=None):
+        self._end_quiet()
+        if self.monitor is not None and not self._exchanged:
+            self._exchanged = exchange_averages(self.model)
+
+    def on_test_end(self, logs=None):
+        if self._exchanged:
+            self._exchanged = not exchange_averages(self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._end_quiet()
+        logs = dict(logs or {})
+        self._refuse_divergence(logs)
+        steps = self.params.get("steps")
+        if steps and self._steps_done < steps:  # another callback has stopped the training within the epoch
+            self._save(epoch, self._steps_done, logs)
+            return
+        self.history.append({"epoch": epoch, "step": self.step, **_numbers(logs)})
+        if self.monitor is not None:
+            self._save_if_best(epoch, logs)
+        self._save(epoch + 1, 0, logs)
+
+    def _save(self, epoch, step_in_epoch, logs):
+        self._refuse_divergence(logs)
+        state = {
+            "epoch": epoch,
+            "step_in_epoch": step_in_epoch,
+            "step": self.step,
+            "num_batches": self.params.get("steps"),
+            "best": self.best,
+            "history": self.history,
+        }
+        names = ("model", "optimizer", "metrics") if step_in_epoch else ("model", "optimizer")
+        store.write_checkpoint(self.folder, self.step, self._groups(names), state, self.keep)
+
+    def _groups(self, names):
+        variables = state_variables(self.model)
+        for name in names:
+            arrays = read_variables(variables[name])
+            broken = None if name == "metrics" else first_non_finite(arrays)
+            if broken is not None:
+                raise divergence_error(f"The variable {broken!r} is not finite", self._where(), self.latest)
+            yield name, arrays
+
+    def _save_if_best(self, epoch, logs):
+        value = logs.get(self.monitor)
+        if value is None:
+            if not self._monitor_missing:
+                self._monitor_missing = True
+                warnings.warn(
+                    f"`monitor`: {self.monitor!r} is not in the logs of epoch {epoch + 1} and the best model is not "
+                    f"kept without it; there are: {', '.join(logs)}. Give `fit` `validation_data`, or put the callback "
+                    "that measures it before this one.",
+                    stacklevel=2,
+                )
+            return
+        if not math.isfinite(value) or (self.best and self.sign * value <= self.sign * self.best["value"]):
+            return
+        best = {"monitor": self.monitor, "value": float(value), "epoch": epoch, "step": self.step}
+        # Before the checkpoint that speaks of it: killed in between, the same epoch finds it again.
+        with averaged_weights(self.model), atomic_folder(self.folder / "best") as temporary:
+            groups = dict(self._groups(["model"]))
+            if self.save_best is None:
+                store.write_arrays(temporary, "model", groups["model"])
+            else:
+                self.save_best(temporary)
+            (temporary / "best.json").write_text(json.dumps(best), "utf-8")
+        self.best = best
+
+    def _check_position(self, state, path):
+        if not state["step_in_epoch"]:
+            return
+        if self.data is None:
+            warnings.warn(
+                f"{path} was written within epoch {state['epoch'] + 1}. Without `data` that epoch starts again from "
+                "its first batch.",
+                stacklevel=3,
+            )
+        elif self.data.num_batches != state["num_batches"]:
+            raise ValueError(
+                f"{path}: written after {state['step_in_epoch']} of {state['num_batches']} batches of an epoch, but "
+                f"`data` has {self.data.num_batches}. Give the data of the interrupted run, with the same settings."
+            )
+
+    def _restore_metrics(self):
+        """The running means of the interrupted epoch; `fit` has just set them to zero."""
+        variables = state_variables(self.model)["metrics"]
+        assign_variables(self.model, variables, self._metrics)
+        late = sorted(name for name in self._metrics if "@" not in name and name not in variables)
+        if late:
+            warnings.warn(
+                f"The logs of this epoch hold only the rest of it for metrics that Keras makes at the first step: "
+                f"{', '.join(late)}.",
+                stacklevel=2,
+            )
+        self._metrics = {}
+
+    def _refuse_divergence(self, logs):
+        found = non_finite_loss(logs)
+        if found is not None:
+            raise divergence_error(f"`{found[0]}` became {found[1]}", self._where(), self.latest)
+
+    def _where(self):
+        return f"at or before step {self.step} (epoch {self._epoch + 1}, batch {self._steps_done})"
+
+    def _end_quiet(self):
+        if self._quiet is not None:
+            self._quiet.__exit__(None, None, None)
+            self._quiet = None
+
+
+def _sign(monitor, mode):
+    """1 where higher is better, -1 where lower is."""
+    if mode not in ("auto", "min", "max"):
+        raise ValueError(f'`mode` must be "auto", "min" or "max"; received {mode!r}.')
+    if mode != "auto" or monitor is None:
+        return -1 if mode == "min" else 1
+    lower = any(word in monitor.lower() for word in _LOWER_IS_BETTER)
+    higher = any(word in monitor.lower() for word in _HIGHER_IS_BETTER)
+    if lower == higher:
+        raise ValueError(f'`mode` must be "min" or "max" for monitor={monitor!r}: its name does not tell.')
+    return -1 if lower else 1
+
+
+def _checked_data(data):
+    if data is None:
+        return None
+    if not callable(getattr(data, "resume", None)):
+        raise ValueError(
+            f"`data` must have a method `resume(epoch, step)`; received {type(data).__name__}. Leave it out to save at "
+            "the end of epochs only."
+        )
+    if data.num_batches is None:
+        raise ValueError("`data` must have a fixed number of batches an epoch; received num_batches=None.")
+    return data
+
+
+def _check_ready(model):
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError("`model` must be compiled before `restore`, so that its optimizer can be restored.")
+    if not model.built:
+        raise ValueError("`model` must have its variables before `restore`: call it once on a batch.")
+
+
+def _check_fit(variables, arrays, path):
+    problems = [
+        f"{path / group}.safetensors: {problem}"
+        for group in arrays
+        for problem in misfits(variables[group], arrays[group])
+    ]
+    if problems:
+        raise ValueError(
+            f"The checkpoint does not fit the model. {'; '.join(problems)}. Build model and optimizer with the "
+            "settings of the interrupted run, or give another `folder` to start a new one."
+        )
+
+
+def _numbers(logs):
+    numbers = {}
+    for name, value in logs.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):  # another callback's text or array
+            continue
+    return numbers

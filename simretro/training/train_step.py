@@ -1,0 +1,138 @@
+"""The training step of methods whose loss is a sum over rows, divided by counts of the whole batch."""
+
+import keras
+from keras import ops
+
+from simretro.training.callbacks import TerminateOnNonFinite
+from simretro.training.distribution import sum_over_replicas
+from simretro.training.guards import check_distribution
+
+
+class AdditiveLossModel(keras.Model):
+    """A `keras.Model` whose loss adds up over replicas and micro-batches to that of the whole batch.
+
+    A subclass defines `call(x, training)` and two methods:
+
+    - `normalizers(x)`: dict of float32 scalars, what the sums of the loss are divided by (tokens, rows), for the
+      rows `x` alone;
+    - `additive_loss(x, y_pred, normalizers, training)`: this part's sums divided by `normalizers`. The parts of a
+      batch, each given the normalizers of the whole, add up to the batch's loss.
+
+    Then a mean over tokens is one over all tokens of all replicas, and neither a short last batch nor an uneven
+    split of the tokens changes what a token weighs.
+
+    `compile(micro_batches=k)` (TensorFlow) splits each batch into k parts that go through the model one after the
+    other before the one update: the memory of one part, the gradient of all. In-batch negatives are those of a part,
+    so this adds no negatives.
+    """
+
+    def compile(self, *args, micro_batches: int = 1, jit_compile="auto", **kwargs):
+        """As `keras.Model.compile`.
+
+        Args:
+            micro_batches: int, parts that a batch is worked through in. TensorFlow only.
+            jit_compile: "auto" leaves XLA off on TensorFlow, where each new length would be compiled anew.
+        Raises:
+            ValueError: if `micro_batches` is not a positive int.
+            NotImplementedError: if `micro_batches` > 1 on a backend other than TensorFlow.
+        """
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"`micro_batches` must be a positive int; received {micro_batches!r}.")
+        if micro_batches > 1 and keras.backend.backend() != "tensorflow":
+            raise NotImplementedError(
+                f"`micro_batches={micro_batches}` needs the TensorFlow backend; this is {keras.backend.backend()}."
+            )
+        if jit_compile == "auto" and keras.backend.backend() == "tensorflow":
+            jit_compile = False
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        self.micro_batches = micro_batches
+
+    def fit(self, x=None, *args, shuffle: bool = False, callbacks=None, **kwargs):
+        """As `keras.Model.fit`, with two differences.
+
+        Batches come in the order of the data set (`shuffle=False`): it has a seed of its own, and a run that is
+        resumed must meet them in the same order. And a loss that is no number ends the training with an error.
+
+        Raises:
+            ValueError: before the first step, for what Keras cannot do under a `tf.distribute` strategy.
+            FloatingPointError: at the first step whose loss is not finite.
+        """
+        if keras.backend.backend() == "tensorflow":
+            check_distribution(self.distribute_strategy, self.optimizer, self.jit_compile, self.steps_per_execution)
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = [*(callbacks or [])] if isinstance(callbacks, (list, tuple, type(None))) else [callbacks]
+            if not any(isinstance(callback, TerminateOnNonFinite) for callback in callbacks):
+                # First in line: nothing is saved after a loss that is no number.
+                callbacks.insert(0, TerminateOnNonFinite())
+        return super().fit(x, *args, shuffle=shuffle, callbacks=callbacks, **kwargs)
+
+    def normalizers(self, x):
+        raise NotImplementedError
+
+    def additive_loss(self, x, y_pred, normalizers, training):
+        raise NotImplementedError
+
+    def global_normalizers(self, x):
+        """`normalizers(x)` of the batch of all replicas; at least 1 each, so that nothing is divided by zero."""
+        return {name: ops.maximum(sum_over_replicas(count), 1.0) for name, count in self.normalizers(x).items()}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.additive_loss(x, y_pred, self.global_normalizers(x), training)
+
+    if keras.backend.backend() == "tensorflow":
+
+        def train_step(self, data):
+            import tensorflow as tf
+
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            normalizers = self.global_normalizers(x)
+            variables = self.trainable_variables
+            total, gradients = 0.0, None
+            for part in self._parts(x):
+                if gradients is not None:
+                    # Without this the parts would run side by side, in the memory of the whole batch.
+                    with tf.control_dependencies([total]):
+                        part = tf.nest.map_structure(tf.identity, part)
+                with tf.GradientTape() as tape:
+                    loss = self.additive_loss(part, self(part, training=True), normalizers, training=True)
+                    scaled = self.optimizer.scale_loss(loss)
+                new = [tf.convert_to_tensor(g) if g is not None else None for g in tape.gradient(scaled, variables)]
+                gradients = new if gradients is None else [_add(a, b) for a, b in zip(gradients, new, strict=True)]
+                total = total + loss
+            self.optimizer.apply(gradients, variables)
+            return self._step_logs(x, total)
+
+        def test_step(self, data):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            loss = self.additive_loss(x, self(x, training=False), self.global_normalizers(x), training=False)
+            return self._step_logs(x, loss)
+
+        def _step_logs(self, x, loss):
+            # Every replica reports the loss of the whole batch, weighted by its own rows.
+            rows = ops.cast(ops.shape(next(iter(x.values())))[0], "float32")
+            self._loss_tracker.update_state(sum_over_replicas(loss), sample_weight=rows)
+            return self.compute_metrics(x, None, None)
+
+        def _parts(self, x):
+            import tensorflow as tf
+
+            if self.micro_batches == 1:
+                return [x]
+            size = tf.shape(next(iter(x.values())))[0]
+            check = tf.debugging.assert_equal(
+                size % (2 * self.micro_batches),
+                0,
+                "`micro_batches` must divide the number of pairs of each replica's batch; use data with "
+                "`drop_remainder=True` and a fitting `pairs_per_batch`.",
+            )
+            with tf.control_dependencies([check] if check is not None else []):
+                rows = size // self.micro_batches
+            return [
+                {name: value[i * rows : (i + 1) * rows] for name, value in x.items()} for i in range(self.micro_batches)
+            ]
+
+
+def _add(a, b):
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -1,0 +1,86 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from simretro.training import AdamW, WarmupLinearDecay, build_optimizer
+
+
+class Block(keras.layers.Layer):
+    """Variables with the names of ours, in a layer whose own name holds one of them."""
+
+    def build(self, shape=None):
+        for name in ("kernel", "bias", "gamma", "beta", "embeddings"):
+            setattr(self, name, self.add_weight(shape=(2, 2), initializer="ones", name=name))
+        self.built = True
+
+
+def after_update_without_gradient(optimizer):
+    layer = Block(name="alphabeta")
+    layer.build()
+    variables = layer.trainable_variables
+    optimizer.apply([ops.zeros((2, 2)) for _ in variables], variables)
+    return {variable.name: ops.convert_to_numpy(variable)[0, 0] for variable in variables}
+
+
+def test_biases_and_norms_do_not_decay_and_all_else_does():
+    values = after_update_without_gradient(build_optimizer("adamw", 0.1, weight_decay=0.5))
+    assert values == {"kernel": np.float32(0.95), "bias": 1, "gamma": 1, "beta": 1, "embeddings": np.float32(0.95)}
+
+
+def test_reloaded_optimizer_still_knows_what_does_not_decay():
+    config = keras.saving.serialize_keras_object(
+        build_optimizer("adamw", 0.1, weight_decay=0.5, not_decayed=["kernel"])
+    )
+    values = after_update_without_gradient(keras.saving.deserialize_keras_object(config))
+    assert values["kernel"] == 1 and values["bias"] == np.float32(0.95)
+
+
+def test_everything_decays_where_nothing_is_excluded():
+    assert set(after_update_without_gradient(AdamW(0.1, 0.5, not_decayed=())).values()) == {np.float32(0.95)}
+
+
+def test_schedule_follows_the_arguments():
+    assert isinstance(build_optimizer("adamw", 1e-3, 10, 100)._learning_rate, WarmupLinearDecay)
+    warm = build_optimizer("adamw", 1e-3, warmup_steps=10)
+    assert float(warm.learning_rate) == 0
+    variable = keras.Variable(np.ones(2, "float32"))
+    for _ in range(20):
+        warm.apply([ops.zeros(2)], [variable])
+    assert float(warm.learning_rate) == np.float32(1e-3)
+    assert float(build_optimizer("adamw", 1e-3).learning_rate) == np.float32(1e-3)
+
+
+@pytest.mark.parametrize("clip, sizes", [({"clipnorm": 1.0}, [0.6, 0.8]), ({"global_clipnorm": 1.0}, [0.6, 0.8])])
+def test_clipping_is_per_variable_or_global(clip, sizes):
+    optimizer = build_optimizer("adamw", 1e-3, **clip)
+    two = [ops.convert_to_tensor([3.0, 4.0]), ops.convert_to_tensor([0.0, 12.0])]
+    first = ops.convert_to_numpy(optimizer._clip_gradients(two)[0])
+    expected = sizes if "clipnorm" in clip else [3 / 13, 4 / 13]
+    np.testing.assert_allclose(first, expected, rtol=1e-6)
+
+
+def test_averages_follow_the_weights():
+    optimizer = build_optimizer("adamw", 0.1, weight_decay=0.0, use_ema=True, ema_momentum=0.5)
+    variable = keras.Variable(np.array([1.0], "float32"), name="kernel")
+    values = []
+    for _ in range(2):
+        optimizer.apply([ops.ones(1)], [variable])
+        values.append(float(variable[0]))
+    average = [v for v in optimizer.variables if v.path.endswith("average")][0]
+    np.testing.assert_allclose(float(average[0]), (values[0] + values[1]) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"optimizer": "lamb"}, '`optimizer` must be "adamw".*lamb'),
+        ({"warmup_steps": -1}, "`warmup_steps`.*-1"),
+        ({"weight_decay": -0.1}, "`weight_decay`.*-0.1"),
+        ({"learning_rate": -1.0}, "`learning_rate`.*-1"),
+        ({"warmup_steps": 5, "total_steps": 5}, "`warmup_steps`.*`total_steps`"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(**options)

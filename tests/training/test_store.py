@@ -1,0 +1,165 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simretro
+from simretro.training import latest_checkpoint, store
+
+
+def write(folder, step, keep=1, value=None, **state):
+    array = np.full((3, 2), step if value is None else value, "float32")
+    groups = iter([("model", {"kernel": array}), ("optimizer", {"iteration": np.array(step)})])
+    return store.write_checkpoint(folder, step, groups, {"step": step, **state}, keep)
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_round_trip(tmp_path):
+    path = write(tmp_path / "new" / "run", 12, epoch=1)
+    assert latest_checkpoint(tmp_path / "new" / "run") == path
+    assert store.read_state(path) == {"format_version": 1, "step": 12, "epoch": 1}
+    arrays = {**store.read_arrays(path, "model"), **store.read_arrays(path, "optimizer")}
+    assert arrays["kernel"].dtype == "float32" and (arrays["kernel"] == 12).all()
+    assert arrays["iteration"].shape == () and arrays["iteration"].dtype == "int64" and arrays["iteration"] == 12
+
+
+def test_nothing_there_yet(tmp_path):
+    assert latest_checkpoint(tmp_path / "missing") is None
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("keep, kept", [(1, [30]), (2, [20, 30]), (9, [5, 10, 20, 30])])
+def test_only_the_latest_are_kept(tmp_path, keep, kept):
+    for step in (5, 10, 20, 30):
+        write(tmp_path, step, keep)
+    assert names(tmp_path) == ["latest.json", *(f"step-{step:08d}" for step in kept)]
+
+
+def test_checkpoints_of_an_abandoned_future_go(tmp_path):
+    write(tmp_path, 10, keep=5)
+    write(tmp_path, 20, keep=5)
+    (tmp_path / "latest.json").write_text('{"checkpoint": "step-00000010"}')
+    write(tmp_path, 15, keep=5)
+    assert names(tmp_path) == ["latest.json", "step-00000010", "step-00000015"]
+
+
+def test_what_a_killed_run_left_is_removed_and_other_files_stay(tmp_path):
+    (tmp_path / ".step-00000009.tmp-1-ab").mkdir()
+    (tmp_path / ".latest.json.tmp-1-ab").write_text("{")
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, 10)
+    assert names(tmp_path) == ["latest.json", "notes.txt", "step-00000010"]
+
+
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    good = write(tmp_path, 10)
+    write_arrays = store.write_arrays
+
+    def fails_at_the_second_file(path, group, arrays):
+        if group == "optimizer":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_arrays(path, group, arrays)
+
+    monkeypatch.setattr(store, "write_arrays", fails_at_the_second_file)
+    with pytest.raises(OSError, match=r"step-00000020.*No space left.*previous one is unharmed"):
+        write(tmp_path, 20)
+    assert latest_checkpoint(tmp_path) == good and names(tmp_path) == ["latest.json", good.name]
+    assert (store.read_arrays(good, "model")["kernel"] == 10).all()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"checkpoint": 3}', '{"other": "x"}'])
+def test_damaged_pointer(tmp_path, text):
+    write(tmp_path, 10)
+    (tmp_path / "latest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"latest\.json: not a pointer"):
+        latest_checkpoint(tmp_path)
+
+
+def test_pointer_to_nowhere(tmp_path):
+    write(tmp_path, 10)
+    (tmp_path / "latest.json").write_text('{"checkpoint": "step-00000011"}')
+    with pytest.raises(ValueError, match=r"latest\.json: names 'step-00000011'"):
+        latest_checkpoint(tmp_path)
+
+
+def test_damaged_arrays_and_state(tmp_path):
+    write(tmp_path, 10, keep=2)
+    path = write(tmp_path, 20, keep=2)
+    os.truncate(path / "model.safetensors", 50)
+    with pytest.raises(ValueError, match=r"model\.safetensors: cannot be read.*there are: step-00000010"):
+        store.read_arrays(path, "model")
+    with pytest.raises(ValueError, match=r"metrics\.safetensors: cannot be read"):
+        store.read_arrays(path, "metrics")
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**state, "format_version": 99}))
+    with pytest.raises(ValueError, match="format 99 is newer"):
+        store.read_state(path)
+    (path / "state.json").write_text('{"step": ')
+    with pytest.raises(ValueError, match=r"state\.json: not the state"):
+        store.read_state(path)
+
+
+KILLED_ANYWHERE = """
+import os, shutil, signal, sys
+from pathlib import Path
+import numpy as np
+from simretro.training import store
+
+def write(folder, step):
+    arrays = {"kernel": np.full((3, 2), step, "float32")}
+    store.write_checkpoint(folder, step, [("model", arrays), ("optimizer", arrays)], {"step": step}, keep=1)
+
+def dying(function):
+    def call(*args, **kwargs):
+        countdown[0] -= 1
+        if countdown[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return call
+
+root, calls, seen = Path(sys.argv[1]), 0, []
+while True:
+    folder = root / str(calls)
+    write(folder, 10)
+    child = os.fork()
+    if child == 0:
+        countdown = [calls]
+        for module, names in ((os, "mkdir rename replace fsync unlink rmdir"), (store, "save_file")):
+            for name in names.split():
+                setattr(module, name, dying(getattr(module, name)))
+        write(folder, 10 if sys.argv[2] == "same" else 20)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    path = store.latest_checkpoint(folder)
+    step = store.read_state(path)["step"]
+    assert path.name == f"step-{step:08d}", path
+    assert all((store.read_arrays(path, g)["kernel"] == step).all() for g in ("model", "optimizer")), (calls, step)
+    write(folder, 30)
+    left = sorted(entry.name for entry in folder.iterdir())
+    assert left == ["latest.json", "step-00000030"], (calls, left)
+    seen.append(step)
+    if os.WIFEXITED(status):
+        break
+    calls += 1
+assert "keras" not in sys.modules
+print(calls, sorted(set(seen)), seen == sorted(seen))
+"""
+
+
+@pytest.mark.parametrize("case, steps", [("new", [10, 20]), ("same", [10])])
+def test_killed_at_any_moment(tmp_path, case, steps):
+    """Every file-system call of a save is the last one of some process, once."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(simretro.__file__).parents[1]), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", KILLED_ANYWHERE, str(tmp_path), case]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    calls, seen = done.stdout.split(" ", 1)
+    assert int(calls) > 10 and seen.strip() == f"{steps} True"
