@@ -1,5 +1,7 @@
 """Small tensor functions that every room may use; they run on all Keras backends."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -25,6 +27,27 @@ def activation(name):
 
 def _exact_gelu(x):
     return ops.gelu(x, approximate=False)
+
+
+def gelu_for_training(x):
+    """Exact GELU `x * cdf(x)` whose gradient `cdf(x) + x * pdf(x)` is computed from `x` alone.
+
+    Left to automatic differentiation, TensorFlow keeps three more tensors of the size of `x`, the widest there is in a
+    transformer: a sixth of the memory of a training step.
+    """
+
+    @ops.custom_gradient
+    def gelu(x):
+        def gradient(*args, upstream=None):
+            upstream = args[0] if upstream is None else upstream
+            wide = ops.cast(x, "float32")
+            cdf = 0.5 * ops.erf(wide * 0.5**0.5) + 0.5
+            pdf = ops.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
+            return ops.cast(ops.cast(upstream, "float32") * (cdf + wide * pdf), x.dtype)
+
+        return ops.gelu(x, approximate=False), gradient
+
+    return gelu(x)
 
 
 def _tanh_gelu(x):

@@ -20,6 +20,7 @@ from tests.reference import numpy_bert as nb
 from tests.reference.harness import build, position_warnings, run, to_numpy
 from tests.reference.scripted import scripted_weights
 
+pytestmark = pytest.mark.backends
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CHARACTERS = list("今天晚上加班吃了苹果会拉肚子地球是圆的这张纸真难用怎么办好人大小多少")
 MIXED = [*SPECIALS, *"iphone x 3 : 30 多 少 钱 微 信 和 支 付 宝 哪 个 好 人".split()]

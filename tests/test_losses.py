@@ -10,6 +10,8 @@ from simretro.losses import fused_cross_entropy, in_batch_similarity_loss
 from tests.reference import numpy_bert as nb
 from tests.reference.harness import to_numpy, value_and_gradients
 
+pytestmark = pytest.mark.backends
+
 # Cross-entropy over the vocabulary
 ROWS, WIDTH, VOCAB = 29, 6, 11
 

@@ -3,7 +3,7 @@
 import keras
 from keras import layers, ops
 
-from simretro.ops import activation, rotate
+from simretro.ops import activation, gelu_for_training, rotate
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -104,7 +104,8 @@ class TransformerBlock(keras.layers.Layer):
         attended = ops.reshape(attended, (ops.shape(x)[0], ops.shape(x)[1], self.hidden_size))
         attended = self.attention_output(attended)
         x = self.attention_norm(x + self.dropout(attended, training=training))
-        fed = self.output_dense(self._activation(self.intermediate(x)))
+        activate = gelu_for_training if training and self.hidden_act == "gelu" else self._activation
+        fed = self.output_dense(activate(self.intermediate(x)))
         x = self.output_norm(x + self.dropout(fed, training=training))
         return x if cache is None else (x, cache)
 

@@ -70,6 +70,7 @@ class SimBERT(AdditiveLossModel):
         self.maxlen = maxlen
         self.chunk_size = chunk_size
         self.index = None
+        self.built = True  # the encoder is functional: all variables are there
         names = ("seq2seq", "similarity", "mlm") if mlm_weight else ("seq2seq", "similarity")
         self._loss_means = {name: keras.metrics.Mean(f"{name}_loss") for name in names}
         self._accuracy_means = {name: keras.metrics.Mean(f"{name}_accuracy") for name in names}

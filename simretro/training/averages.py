@@ -3,9 +3,8 @@
 from contextlib import contextmanager
 
 import keras
-import numpy as np
 
-from simretro.training.state import strategy_scope
+from simretro.training.state import as_array, strategy_scope, updates_done
 
 
 @contextmanager
@@ -37,14 +36,14 @@ def exchange_averages(model: keras.Model) -> bool:
     # The option sits on the optimizer that a LossScaleOptimizer wraps.
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     # Before the first update the averages are zeros.
-    if not getattr(optimizer, "use_ema", False) or not optimizer.built or int(optimizer.iterations) == 0:
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built or updates_done(optimizer) == 0:
         return False
     # Keras has no public name for these two lists; its own SwapEMAWeights reads them, too.
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     with strategy_scope(model):
         for variable, average in pairs:
             if average is not None:
-                kept = np.asarray(variable).copy()  # torch hands out its own memory
+                kept = as_array(variable).copy()  # torch hands out its own memory
                 variable.assign(average)
                 average.assign(kept)
     return True

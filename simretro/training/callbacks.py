@@ -5,6 +5,8 @@ import time
 
 import keras
 
+from simretro.training.state import updates_done
+
 
 def non_finite_loss(logs: dict | None) -> tuple[str, float] | None:
     """(name, value) of the first loss in `logs` that is NaN or infinite; losses are named "loss" or "..._loss"."""
@@ -56,7 +58,7 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         found = non_finite_loss(logs)
         if found is not None:
             name, value = found
-            where = f"{where} (update {int(self.model.optimizer.iterations)})"
+            where = f"{where} (update {updates_done(self.model.optimizer)})"
             last_good = None if self.checkpoint is None else self.checkpoint.latest
             raise divergence_error(f"`{name}` became {value}", where, last_good)
 

@@ -43,3 +43,42 @@ def gather_rows(x):
     counts = context.all_gather(ops.reshape(ops.shape(x)[0], (1,)), axis=0)
     offset = (ops.cumsum(counts) - counts)[context.replica_id_in_sync_group]
     return context.all_gather(x, axis=0), offset
+
+
+def whole_batch_gradients(gradients, optimizer):
+    """This replica's share of the whole batch's gradients, clipped as the optimizer says.
+
+    Keras clips the gradients of each replica and sums afterwards, so that a clipped run on two devices is another run
+    than on one. Here the sum is clipped, and each replica hands the optimizer an equal share of it, which is too short
+    to be clipped again.
+
+    Args:
+        gradients: list of tensors or None, of the replica's part of an additive loss.
+        optimizer: Keras optimizer.
+    Returns: list, `gradients` itself where there is one replica.
+    Raises: NotImplementedError for clipping with loss scaling, whose gradients have another length.
+    """
+    context = _replica_context()
+    if context is None:
+        return gradients
+    clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(optimizer, name, None)]
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if not clips:
+        if any(getattr(inner, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")):
+            raise NotImplementedError(
+                "Gradient clipping with loss scaling does not work under a strategy. Use 'mixed_bfloat16', or no clipping."
+            )
+        return gradients
+    known = [gradient for gradient in gradients if gradient is not None]
+    clipped = iter(_clip(context.all_reduce("SUM", known), clips[0], getattr(optimizer, clips[0])))
+    shares = context.num_replicas_in_sync
+    return [None if gradient is None else next(clipped) / shares for gradient in gradients]
+
+
+def _clip(gradients, name, limit):
+    if name == "clipvalue":
+        return [ops.clip(gradient, -limit, limit) for gradient in gradients]
+    norms = [ops.sqrt(ops.sum(ops.square(gradient))) for gradient in gradients]
+    if name == "global_clipnorm":
+        norms = [ops.sqrt(sum(ops.square(norm) for norm in norms))] * len(norms)
+    return [gradient * (limit / ops.maximum(norm, limit)) for gradient, norm in zip(gradients, norms, strict=True)]

@@ -1,8 +1,15 @@
 """Refusals before the first step, where Keras itself would fail later and less clearly."""
 
+import atexit
+import functools
+import gc
+import sys
+
 
 def check_distribution(strategy=None, optimizer=None, jit_compile="auto", steps_per_execution: int = 1) -> None:
     """Refuses what Keras cannot do under a `tf.distribute` strategy; a no-op without one.
+
+    With several replicas it also sees to it that a run that ends with an error does not hang, see `collect_at_exit`.
 
     Args:
         strategy: `tf.distribute.Strategy` or None, usually `model.distribute_strategy`.
@@ -15,6 +22,8 @@ def check_distribution(strategy=None, optimizer=None, jit_compile="auto", steps_
     if strategy is None or type(strategy).__name__ == "_DefaultDistributionStrategy":
         return
     replicas = strategy.num_replicas_in_sync
+    if replicas > 1:
+        collect_at_exit()
     problems = []
     if jit_compile is True and replicas > 1:
         problems.append("`jit_compile` must be False or 'auto'; received True")
@@ -32,3 +41,21 @@ def check_distribution(strategy=None, optimizer=None, jit_compile="auto", steps_
         raise ValueError(
             f"Keras cannot do this under {type(strategy).__name__} with {replicas} replica(s): {'; '.join(problems)}."
         )
+
+
+@functools.cache
+def collect_at_exit() -> None:
+    """Frees the iterators of an interrupted `fit` while Python is still whole.
+
+    A distributed iterator waits, when it is freed, for the thread that fetches its next batch, and that thread for
+    Python, if the batch is made by Python code. Where an error has left such an iterator behind, the process would
+    wait for ever at its exit, on its devices.
+    """
+    atexit.register(_forget_last_error)
+
+
+def _forget_last_error():
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)  # the traceback holds the frames of `fit`
+    gc.collect()

@@ -36,6 +36,16 @@ def build_optimizer_variables(model) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
+def as_array(variable) -> np.ndarray:
+    """Value of a Keras variable; under a strategy the first replica's."""
+    return variable.numpy() if keras.backend.backend() == "tensorflow" else np.asarray(variable)
+
+
+def updates_done(optimizer) -> int:
+    """Updates that an optimizer has made."""
+    return int(as_array(optimizer.iterations))  # plain `int` fails under a strategy
+
+
 def read_variables(variables: dict) -> dict[str, np.ndarray]:
     """{name: array} of variables by name.
 
@@ -140,7 +150,7 @@ def _replicas(variable):
 
 def _copies(variable):
     replicas = _replicas(variable)
-    return [np.asarray(variable)] if replicas is None else [replica.numpy() for replica in replicas]
+    return [as_array(variable)] if replicas is None else [replica.numpy() for replica in replicas]
 
 
 def _assign(variable, arrays):

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from simretro.training.callbacks import TerminateOnNonFinite
-from simretro.training.distribution import sum_over_replicas
+from simretro.training.distribution import sum_over_replicas, whole_batch_gradients
 from simretro.training.guards import check_distribution
 
 
@@ -46,6 +46,14 @@ class AdditiveLossModel(keras.Model):
             jit_compile = False
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         self.micro_batches = micro_batches
+
+    def get_compile_config(self):
+        return {**super().get_compile_config(), "micro_batches": self.micro_batches}
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def fit(self, x=None, *args, shuffle: bool = False, callbacks=None, **kwargs):
         """As `keras.Model.fit`, with two differences.
@@ -99,7 +107,7 @@ class AdditiveLossModel(keras.Model):
                 new = [tf.convert_to_tensor(g) if g is not None else None for g in tape.gradient(scaled, variables)]
                 gradients = new if gradients is None else [_add(a, b) for a, b in zip(gradients, new, strict=True)]
                 total = total + loss
-            self.optimizer.apply(gradients, variables)
+            self.optimizer.apply(whole_batch_gradients(gradients, self.optimizer), variables)
             return self._step_logs(x, total)
 
         def test_step(self, data):

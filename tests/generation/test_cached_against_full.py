@@ -20,6 +20,7 @@ from tests.reference import numpy_bert as nb
 from tests.reference.harness import build, load, position_warnings
 from tests.reference.scripted import scripted_weights
 
+pytestmark = pytest.mark.backends
 CLS, SEP = 2, 3
 SOURCES = [[CLS, 9, 8, 17, 11, 20, 6, SEP], [CLS, 21, SEP], [CLS, 5, 5, 12, 19, SEP]]
 OPTIONS = {"application": "unilm", "with_mlm": "linear"}
@@ -327,7 +328,7 @@ def test_each_source_has_n_samples_of_its_own(bert):
     assert results[0] != results[1], "nor do two sources"
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tokens_on_another_backend():
     backends = {"tensorflow": "jax", "jax": "tensorflow"}
     other = backends.get(keras.backend.backend(), "tensorflow")

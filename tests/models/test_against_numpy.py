@@ -10,6 +10,7 @@ from simretro.models import build_transformer_model
 from tests.reference import numpy_bert as nb
 from tests.reference.harness import build, load, run, to_numpy
 
+pytestmark = pytest.mark.backends
 FAMILIES = list(nb.FAMILIES)
 APPLICATIONS = ["encoder", "unilm", "lm"]
 SEGMENT_IDS = np.array([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]])

@@ -11,6 +11,9 @@ import signal
 import keras
 import numpy as np
 
+from simretro.training import TerminateOnNonFinite, TrainingCheckpoint, build_optimizer, check_distribution, store
+from simretro.training.state import read_variables, state_variables, updates_done
+
 ROWS, WIDTH, BATCHES, EPOCHS = 8, 4, 4, 3
 
 
@@ -37,6 +40,18 @@ class Batches(keras.utils.PyDataset):
         self.first = 0
 
 
+class Diverging(Batches):
+    """Infinite targets, and batches that are slow to make: the next one is always under way."""
+
+    def __init__(self):
+        super().__init__(num_batches=50)
+
+    def __getitem__(self, index):
+        np.linalg.svd(np.random.default_rng(0).standard_normal((300, 300)))
+        x, y = super().__getitem__(index)
+        return x, y + (np.inf if index == 3 else 0)
+
+
 class Stop(Exception):
     """Stands for a run that dies."""
 
@@ -49,7 +64,7 @@ class StopAt(keras.callbacks.Callback):
         self.step, self.epoch = step, epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.step is not None and int(self.model.optimizer.iterations) >= self.step:
+        if self.step is not None and updates_done(self.model.optimizer) >= self.step:
             raise Stop
 
     def on_epoch_end(self, epoch, logs=None):
@@ -59,8 +74,6 @@ class StopAt(keras.callbacks.Callback):
 
 def build(use_ema=False, units=6, seed=0, **compile_options):
     """A compiled model with dropout, batch normalisation and a scheduled AdamW."""
-    from simretro.training import build_optimizer
-
     keras.utils.set_random_seed(seed)
     layers = [
         keras.Input((WIDTH,)),
@@ -86,8 +99,6 @@ def fit(model, data, checkpoint=None, callbacks=(), epochs=EPOCHS, **options):
 
 def everything(model):
     """All variables of model and optimizer as arrays."""
-    from simretro.training.state import read_variables, state_variables
-
     groups = state_variables(model)
     return {f"{g}:{name}": array for g in ("model", "optimizer") for name, array in read_variables(groups[g]).items()}
 
@@ -99,14 +110,13 @@ def differences(left, right):
 
 def run_both(folder, make=build, stop=None, every_steps=None, **options):
     """(uninterrupted, resumed): each the final variables and the losses of all epochs."""
-    from simretro.training import TrainingCheckpoint
-
     model = make()
     history = fit(model, Batches(), **options)
     plain = {**everything(model), "loss": np.array(history.history["loss"])}
     for stopping in (stop, StopAt()):
         model, data = make(), Batches()
-        checkpoint = TrainingCheckpoint(folder, data, every_steps=every_steps)
+        monitor = "val_loss" if "validation_data" in options else None
+        checkpoint = TrainingCheckpoint(folder, data, monitor, every_steps=every_steps)
         try:
             fit(model, data, checkpoint, [stopping], **options)
         except Stop:
@@ -115,62 +125,63 @@ def run_both(folder, make=build, stop=None, every_steps=None, **options):
     return plain, resumed
 
 
-def kill_at(stage):
-    """Lets the process kill itself in its second save: while it writes the arrays, or before it moves the pointer."""
-    from simretro.training import store
-
-    calls = {"arrays": 0, "pointer": 0}
-    write_arrays, atomic_file = store.write_arrays, store.atomic_file
+def kill_in_second_save():
+    """Lets the process kill itself while it writes the arrays of its second checkpoint."""
+    write_arrays, saves = store.write_arrays, []
 
     def dying_write(path, group, arrays):
         write_arrays(path, group, arrays)
-        calls["arrays"] += group == "optimizer"
-        if stage == "arrays" and calls["arrays"] == 2:
+        saves.append(group)
+        if saves.count("optimizer") == 2:
             os.truncate(path / f"{group}.safetensors", 20)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_pointer(path, *args):
-        calls["pointer"] += 1
-        if stage == "pointer" and calls["pointer"] == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return atomic_file(path, *args)
+    store.write_arrays = dying_write
 
-    store.write_arrays, store.atomic_file = dying_write, dying_pointer
+
+def mirrored(replicas):
+    """A function that builds the toy under a strategy of logical devices, for a process that has not used TensorFlow."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+    def make():
+        with strategy.scope():
+            model = build(use_ema=True)
+        check_distribution(strategy, model.optimizer)
+        return model
+
+    return make
+
+
+def train(folder, result, kill):
+    if kill:
+        kill_in_second_save()
+    model, data = build(), Batches()
+    fit(model, data, TrainingCheckpoint(folder, data, every_steps=3))
+    np.savez(result, **everything(model))
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("job", choices=["train", "compare"])
+    parser.add_argument("job", choices=["train", "compare", "diverge"])
     parser.add_argument("folder")
     parser.add_argument("result", nargs="?")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--kill")
+    parser.add_argument("--kill", action="store_true")
     args = parser.parse_args()
-    from simretro.training import TrainingCheckpoint
-
+    make = build if args.replicas == 1 else mirrored(args.replicas)
     if args.job == "train":
-        if args.kill:
-            kill_at(args.kill)
-        model, data = build(), Batches()
-        fit(model, data, TrainingCheckpoint(args.folder, data, every_steps=3))
-        np.savez(args.result, **everything(model))
-        return
-    make = build
-    if args.replicas > 1:
-        import tensorflow as tf
-
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * args.replicas)
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(args.replicas)])
-
-        def make():
-            with strategy.scope():
-                return build(use_ema=True)
-
-    plain, resumed = run_both(args.folder, make, StopAt(step=7), every_steps=3)
-    print(
-        "entries", len(plain), "copies", sum("@" in name for name in plain), "differences", differences(plain, resumed)
-    )
+        train(args.folder, args.result, args.kill)
+    elif args.job == "diverge":
+        fit(make(), Diverging(), callbacks=[TerminateOnNonFinite()])
+    else:
+        options = {"every_steps": 3, "validation_data": Batches(seed=1)[0]}
+        plain, resumed = run_both(args.folder, make, StopAt(step=7), **options)
+        copies = sum("@" in name for name in plain)
+        print("entries", len(plain), "copies", copies, "differences", differences(plain, resumed))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+import keras
+import mirrored_simbert as toy
+import numpy as np
+import pytest
+
+from simretro.methods import SimBERT, gen_synonyms, most_similar
+from simretro.models import build_transformer_model, export_weights
+from simretro.training import TrainingCheckpoint, build_optimizer
+
+pytestmark = pytest.mark.backends
+tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs the tape")
+
+
+def trained(simbert, epochs=1, **options):
+    data = toy.make_data(simbert, **options)
+    return simbert.fit(data, epochs=epochs, verbose=0).history, export_weights(simbert.encoder)
+
+
+@tensorflow_only
+def test_micro_batches_give_the_gradient_of_the_whole_batch():
+    """True of what is a mean over tokens; in-batch negatives are those of a part."""
+    weights = []
+    for micro_batches in (1, 2):
+        simbert = toy.make_simbert(mlm_weight=0.5, micro_batches=micro_batches)
+        simbert.similarity_weight = 0.0
+        logs, result = trained(simbert, mlm_rate=0.3, drop_remainder=True)
+        weights.append(result)
+        assert logs["loss"][0] == pytest.approx(logs["seq2seq_loss"][0] + 0.5 * logs["mlm_loss"][0], rel=0.02)
+    for name in weights[0]:
+        np.testing.assert_allclose(weights[1][name], weights[0][name], atol=2e-6, err_msg=name)
+
+
+@tensorflow_only
+def test_micro_batches_that_do_not_fit_are_refused():
+    simbert = toy.make_simbert(micro_batches=3)
+    with pytest.raises(Exception, match="`micro_batches` must divide the number of pairs"):
+        trained(simbert)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+def test_micro_batches_must_be_a_positive_int(value):
+    with pytest.raises(ValueError, match=f"`micro_batches`.*{value}"):
+        toy.make_simbert().compile("sgd", micro_batches=value)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="TensorFlow has them")
+def test_micro_batches_name_the_backend_that_lacks_them():
+    with pytest.raises(NotImplementedError, match=keras.backend.backend()):
+        toy.make_simbert().compile("sgd", micro_batches=2)
+
+
+def test_training_lowers_both_losses():
+    simbert = toy.make_simbert()
+    data = toy.make_data(simbert)
+    simbert.compile(build_optimizer("adamw", 3e-3, warmup_steps=3, total_steps=300))
+    logs = simbert.fit(data, epochs=40, verbose=0).history
+    assert logs["seq2seq_loss"][-1] < 0.7 * logs["seq2seq_loss"][0]
+    assert logs["similarity_loss"][-1] < 0.5 * logs["similarity_loss"][0]
+    assert logs["similarity_accuracy"][-1] > 0.8
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    simbert = toy.make_simbert()
+    data = toy.make_data(simbert)
+    checkpoint = TrainingCheckpoint(tmp_path, data)
+    simbert.fit(data, epochs=1, verbose=0, callbacks=[checkpoint])
+    good = checkpoint.latest
+    simbert.encoder.pooler.bias.assign(np.full(16, np.nan))
+    with pytest.raises(FloatingPointError, match=r"similarity_loss|loss"):
+        simbert.fit(data, initial_epoch=1, epochs=2, verbose=0, callbacks=[checkpoint])
+    assert checkpoint.latest == good
+    again = toy.make_simbert()
+    assert TrainingCheckpoint(tmp_path, toy.make_data(again)).restore(again) == 1
+    assert all(np.isfinite(array).all() for array in export_weights(again.encoder).values())
+
+
+def test_data_without_masks_is_named():
+    simbert = toy.make_simbert(mlm_weight=1.0)
+    with pytest.raises(ValueError, match="`masked_ids`|`masked_positions`"):
+        trained(simbert)
+
+
+def test_keras_file_keeps_weights_and_settings(tmp_path):
+    simbert = SimBERT(toy.make_simbert().encoder, temperature=0.05, mlm_weight=0.5)
+    simbert.tokenizer = toy.make_tokenizer()
+    simbert.compile("adam")
+    trained(simbert, mlm_rate=0.3)
+    simbert.save(tmp_path / "simbert.keras")
+    loaded = keras.saving.load_model(tmp_path / "simbert.keras")
+    assert (loaded.temperature, loaded.mlm_weight) == (0.05, 0.5)
+    assert int(loaded.optimizer.iterations) == int(simbert.optimizer.iterations) > 0
+    for name, array in export_weights(simbert.encoder).items():
+        np.testing.assert_array_equal(export_weights(loaded.encoder)[name], array)
+    with pytest.raises(ValueError, match="tokenizer"):
+        loaded.encode(["ab"])
+
+
+@pytest.mark.parametrize("kind", ["exact", "annoy"])
+def test_index_finds_itself_and_refuses_another_model(kind, tmp_path):
+    simbert = toy.make_simbert()
+    texts = [text for group in toy.GROUPS for text in group]
+    index = simbert.build_index(texts, kind=kind)
+    assert len(index) == len(texts)
+    for text, found in zip(texts[:4], most_similar(texts[:4], topn=3, model=simbert), strict=True):
+        assert found[0][1] == pytest.approx(1.0, abs=1e-5) and text in [name for name, score in found if score > 0.9999]
+    assert len(simbert.most_similar("ab", topn=1000)) == len(texts)
+    with pytest.raises(ValueError, match="topn"):
+        simbert.most_similar("ab", topn=0)
+    index.save(tmp_path / "index")
+    expected = simbert.most_similar("ab", 3)
+    simbert.index = None
+    with pytest.raises(ValueError, match="build_index"):
+        simbert.most_similar("ab")
+    simbert.load_index(tmp_path / "index")
+    assert simbert.most_similar("ab", 3) == expected
+    simbert.encoder.pooler.bias.assign(np.ones(16))
+    with pytest.raises(ValueError, match=simbert.fingerprint()):
+        simbert.load_index(tmp_path / "index")
+
+
+def test_plain_functions_are_the_methods():
+    simbert = toy.make_simbert()
+    options = {"seed": 3, "maxlen": 8, "with_scores": True}
+    assert gen_synonyms("abc", 8, 3, model=simbert, **options) == simbert.gen_synonyms("abc", 8, 3, **options)
+
+
+def test_bad_arguments_are_named():
+    encoder = build_transformer_model(toy.CONFIG, application="encoder", with_pool="linear", with_mlm="linear")
+    with pytest.raises(ValueError, match="`application='unilm'`"):
+        SimBERT(encoder)
+    simbert = toy.make_simbert()
+    with pytest.raises(ValueError, match="`temperature`.*-1"):
+        SimBERT(simbert.encoder, temperature=-1)
+    with pytest.raises(ValueError, match="`k`.*0"):
+        simbert.gen_synonyms("ab", k=0)
+    with pytest.raises(ValueError, match="`format`.*'pickle'"):
+        simbert.save_pretrained("somewhere", format="pickle")
+    with pytest.raises(TypeError, match="encode\\(\\[text\\]\\)"):
+        simbert.encode("ab")
