@@ -350,7 +350,7 @@ def _tell(text):
 
 def bert4torch_model(settings, base=None):
     """bert4torch's UniLM with the weights that simretro's worker has written, its output table tied to the input's."""
-    _stand_in_for_torchvision()
+    stand_in_for_torchvision()
     from bert4torch.models import build_transformer_model
 
     folder = Path(settings["folder"])
@@ -367,7 +367,7 @@ def bert4torch_model(settings, base=None):
     )
 
 
-def _stand_in_for_torchvision():
+def stand_in_for_torchvision():
     """bert4torch imports torchvision for its vision models; a CPU build of torch may well come without it."""
     from importlib.machinery import ModuleSpec
     from importlib.util import find_spec

@@ -11,8 +11,21 @@ from the same weights, and without dropout their losses are the same, which is c
 import sys
 
 import numpy as np
-from common import CLS, FIRST_WORD, OURS, SEP, SIZES, VOCAB_SIZE, Benchmark, bert4torch_model, bert_config
-from common import head_flops, options_of, serve, trunk_flops
+from common import (
+    CLS,
+    FIRST_WORD,
+    OURS,
+    SEP,
+    SIZES,
+    VOCAB_SIZE,
+    Benchmark,
+    bert4torch_model,
+    bert_config,
+    head_flops,
+    options_of,
+    serve,
+    trunk_flops,
+)
 
 ROWS, LENGTH = {"small": 128, "base": 16}, 64
 LEARNING_RATE, WEIGHT_DECAY, TEMPERATURE = 2e-6, 0.01, 1 / 30

@@ -66,7 +66,8 @@ def whole_batch_gradients(gradients, optimizer):
     if not clips:
         if any(getattr(inner, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")):
             raise NotImplementedError(
-                "Gradient clipping with loss scaling does not work under a strategy. Use 'mixed_bfloat16', or no clipping."
+                "Under a strategy, gradient clipping does not work with loss scaling: use 'mixed_bfloat16', or no "
+                "clipping."
             )
         return gradients
     known = [gradient for gradient in gradients if gradient is not None]

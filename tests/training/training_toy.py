@@ -140,7 +140,7 @@ def kill_in_second_save():
 
 
 def mirrored(replicas):
-    """A function that builds the toy under a strategy of logical devices, for a process that has not used TensorFlow."""
+    """A function that builds the toy on several logical devices; for a process that has not used TensorFlow yet."""
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]

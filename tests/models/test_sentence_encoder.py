@@ -1,0 +1,101 @@
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from simretro.models import SentenceEncoder, build_transformer_model
+from simretro.models.sentence_encoder import batches_by_length
+from simretro.tokenizers import Tokenizer, TruncationWarning
+
+pytestmark = pytest.mark.backends
+
+LETTERS = [chr(97 + i) for i in range(26)]
+VOCAB = {t: i for i, t in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS])}
+CONFIG = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIG |= {"intermediate_size": 32, "max_position_embeddings": 70}
+LONG = " ".join("abcdefghij" * 6)  # 60 words
+
+
+def make(pooling="cls", with_pool=False, **options):
+    keras.utils.set_random_seed(0)
+    encoder = build_transformer_model(CONFIG, with_pool=with_pool)
+    for variable in encoder.trainable_variables:
+        if variable.path.endswith("kernel"):
+            variable.assign(4 * ops.convert_to_numpy(variable))
+    return SentenceEncoder(encoder, Tokenizer(VOCAB), pooling, **options)
+
+
+@pytest.mark.parametrize(
+    "pooling, with_pool", [("cls", False), ("mean", False), ("pooler", "linear"), ("pooler", True)]
+)
+def test_vectors_are_those_of_the_text_alone(pooling, with_pool):
+    """Whatever stands beside it in a batch, whatever the batch size; order kept; "" is finite (R8)."""
+    encoder = make(pooling, with_pool, normalize=False)
+    texts = ["h", LONG, "", "a b c", "z"]
+    expected = []
+    for text in texts:
+        token_ids = np.array([encoder.tokenizer.encode(text)[0]], "int32")
+        outputs = encoder.encoder({"token_ids": token_ids, "segment_ids": np.zeros_like(token_ids)})
+        sequence = ops.convert_to_numpy(outputs["sequence"])[0]
+        pooled = ops.convert_to_numpy(outputs["pooled"])[0] if with_pool else None
+        expected.append({"cls": sequence[0], "mean": sequence.mean(0), "pooler": pooled}[pooling])
+    for batch_size in (1, 2, 32):
+        vectors = encoder.encode(texts, batch_size)
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    unit = encoder.encode(iter(texts), normalize=True, show_progress=False)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-5)
+    assert encoder.encode([]).shape == (0, 16)
+
+
+def test_a_cut_is_said_and_stays_within_the_positions():
+    encoder = make(maxlen=6)
+    with pytest.warns(TruncationWarning, match="`maxlen`=6: 1 of 2 texts"):
+        vectors = encoder.encode([LONG, "a b"])
+    np.testing.assert_allclose(vectors[0], encoder.encode(["a b c d"])[0], atol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.isfinite(make().encode([LONG + " " + LONG])).all()  # 70 positions, no multiple of 8
+
+
+def test_saved_folder_says_how_vectors_are_made(tmp_path):
+    encoder = make("pooler", "linear", normalize=False, maxlen=12)
+    encoder.save_pretrained(tmp_path / "model", {"note": 1})
+    loaded = SentenceEncoder.from_pretrained(tmp_path / "model")
+    assert loaded.settings() == encoder.settings() and loaded.fingerprint() == encoder.fingerprint()
+    np.testing.assert_allclose(loaded.encode(["a b", "c"]), encoder.encode(["a b", "c"]), atol=1e-6)
+    mean = SentenceEncoder.from_pretrained(tmp_path / "model", pooling="mean", normalize=True)
+    assert mean.fingerprint() != encoder.fingerprint() and mean.pooling == "mean"
+
+
+def test_fingerprint_changes_with_all_that_a_vector_depends_on():
+    encoder = make()
+    marks = {encoder.fingerprint(), make("mean").fingerprint(), make(maxlen=9).fingerprint()}
+    encoder.encoder.blocks[0].query.bias.assign(np.ones(16))
+    assert len(marks | {encoder.fingerprint()}) == 4
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="`pooling`.*'max'"):
+        make("max")
+    with pytest.raises(ValueError, match="`with_pool`"):
+        make("pooler")
+    with pytest.raises(ValueError, match="`maxlen`.*70.*71"):
+        make(maxlen=71)
+    with pytest.raises(ValueError, match="29 tokens.*30 rows|30.*29|`tokenizer`"):
+        SentenceEncoder(make().encoder, Tokenizer({**VOCAB, "extra": 30}))
+    with pytest.raises(TypeError, match="one str"):
+        make().encode("a")
+    with pytest.raises(ValueError, match="`batch_size`.*0"):
+        make().encode(["a"], batch_size=0)
+
+
+def test_batches_hold_alike_lengths_and_tokens():
+    lengths = np.array([3, 40, 9, 8, 17, 1])
+    batches = list(batches_by_length(lengths, 48))
+    assert sorted(np.concatenate([chosen for chosen, _ in batches])) == list(range(6))
+    for chosen, width in batches:
+        assert width % 8 == 0 and lengths[chosen].max() <= width < lengths[chosen].max() + 8
+        assert len(chosen) == 1 or len(chosen) * width <= 48

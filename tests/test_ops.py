@@ -1,0 +1,54 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from simretro.ops import activation, gelu_for_training, rotate, take_rows, unit_vectors
+from tests.reference.harness import value_and_gradients
+
+pytestmark = pytest.mark.backends
+
+
+def test_gelu_is_exact_unless_the_config_says_tanh():
+    x = np.array([-2.0, -0.5, 0.0, 1.0, 3.0], "float32")
+    exact = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x]
+    tanh = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x]
+    np.testing.assert_allclose(ops.convert_to_numpy(activation("gelu")(x)), exact, atol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(gelu_for_training(ops.convert_to_tensor(x))), exact, atol=1e-6)
+    for name in ("gelu_new", "gelu_tanh", "gelu_pytorch_tanh", "gelu_fast"):
+        np.testing.assert_allclose(ops.convert_to_numpy(activation(name)(x)), tanh, atol=1e-6)
+    assert activation("relu") is keras.activations.relu
+    with pytest.raises(ValueError, match="nonsense"):
+        activation("nonsense")
+
+
+def test_gradient_of_gelu_is_that_of_its_formula():
+    x = np.linspace(-6, 6, 41).astype("float32")
+    weights = np.cos(np.arange(41)).astype("float32")
+    _, (gradient,) = value_and_gradients(lambda v: ops.sum(weights * gelu_for_training(v)), [x])
+    cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.astype("float64")])
+    pdf = np.exp(-0.5 * x.astype("float64") ** 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(gradient, weights * (cdf + x * pdf), atol=2e-6)
+
+
+def test_take_rows_takes_from_each_sequence():
+    x = np.arange(24).reshape(2, 4, 3)
+    taken = ops.convert_to_numpy(take_rows(ops.convert_to_tensor(x), np.array([[3, 0], [1, 1]], "int32")))
+    np.testing.assert_array_equal(taken, [[x[0, 3], x[0, 0]], [x[1, 1], x[1, 1]]])
+
+
+def test_unit_vectors_have_length_one_and_zero_stays_zero():
+    vectors = ops.convert_to_numpy(unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0], [1e-3, 0.0]], "float16")))
+    np.testing.assert_allclose(vectors, [[0.6, 0.8], [0, 0], [1, 0]], atol=1e-3)
+    _, (gradient,) = value_and_gradients(lambda v: ops.sum(unit_vectors(v)), [np.zeros((1, 2), "float32")])
+    assert np.isfinite(gradient).all()
+
+
+def test_rotate_turns_each_pair_by_its_angle():
+    x = np.zeros((1, 1, 1, 4), "float32")
+    x[..., 0] = x[..., 2] = 1.0
+    turned = ops.convert_to_numpy(rotate(ops.convert_to_tensor(x), np.array([[3]], "int32")))[0, 0, 0]
+    slow = 3 * 10000 ** (-2 / 4)
+    np.testing.assert_allclose(turned, [math.cos(3), math.sin(3), math.cos(slow), math.sin(slow)], atol=1e-6)
