@@ -24,7 +24,8 @@ SIZES = {  # as in the names of BERT's small models: layers, hidden size, feed-f
 }
 VOCAB_SIZE = 13584
 PAD, UNK, CLS, SEP, MASK, FIRST_WORD = range(6)
-_SLOW = 3.0  # seconds; calls that take longer need no warming up
+# New processes have been seen to compute at half speed for some seconds, and waiting ones come back with cold caches.
+_WARM_UP_SECONDS, _WARM_AGAIN_SECONDS = 3.0, 0.5
 _CEILING = """
 import sys, time, numpy as np
 def seconds():
@@ -159,7 +160,7 @@ def options_of(doc, rounds, runs, add_arguments=lambda parser: None):
     """Parsed command line: the options of all benchmarks and those that `add_arguments` adds."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", help="interpreter with requirements-peers.txt; without it, simretro alone")
-    parser.add_argument("--sides", help="libraries to measure, comma-separated; default: all that have an interpreter")
+    parser.add_argument("--sides", help="libraries to measure beside simretro, comma-separated; default: all")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each library, default {rounds}")
     parser.add_argument("--runs", type=int, default=runs, help=f"timed calls in a turn, default {runs}")
     parser.add_argument("--threads", type=int, default=2)
@@ -199,7 +200,8 @@ class Benchmark:
 
     def start(self, side, python, **settings):
         """Starts a library's worker where there is an interpreter for it and the library is wanted."""
-        if python and (not self.options.sides or side in self.options.sides.split(",")):
+        wanted = not self.options.sides or side in [OURS, *self.options.sides.split(",")]
+        if python and wanted:
             _tell(f"{side}: starting")
             settings |= {"side": side, "folder": self.folder, "quick": self.options.quick}
             settings["threads"] = self.options.threads
@@ -219,25 +221,28 @@ class Benchmark:
             count: number of things that a call works on.
             flops: number of floating-point operations of a call.
             few: libraries so slow that two timed calls have to do.
+        Returns: {library: what the last call returned}.
         """
         workers = {side: worker for side, worker in self.workers.items() if name in worker.calls}
-        sides = {side: {"first": 0.0, "turns": []} for side in workers}
+        sides, values = {}, {}
         for side, worker in workers.items():
             _tell(f"{side}: first call: {label}")
-            first = sides[side]["first"] = worker.ask(name)["times"][0]
-            if first < _SLOW and not self.options.quick:
-                # New processes have been seen to compute at half speed for some seconds.
-                worker.ask(name, 0, _SLOW)
+            sides[side] = {"first": worker.ask(name)["times"][0], "turns": []}
+            if side not in few and not self.options.quick:
+                worker.ask(name, 0, _WARM_UP_SECONDS)
         for turn in range(self.options.rounds):
             for side in list(workers)[:: 1 if turn % 2 == 0 else -1]:
                 if side in few and turn > 1:
                     continue
-                slow = sides[side]["first"] > _SLOW or self.options.quick
-                answer = workers[side].ask(name, 1 if side in few else self.options.runs, 0 if slow else 0.5)
+                turns = sides[side]["turns"]
+                warm = self.options.quick or side in few or (turns and turns[-1][-1] > 2 * _WARM_AGAIN_SECONDS)
+                runs = 1 if side in few else self.options.runs
+                answer = workers[side].ask(name, runs, 0 if warm else _WARM_AGAIN_SECONDS)
                 _tell(f"{side}: {[round(x, 4) for x in answer['times']]} s: {label}")
-                sides[side]["turns"].append(answer["times"])
-                sides[side]["peak_mib"] = answer["peak_mib"]
+                turns.append(answer["times"])
+                sides[side]["peak_mib"], values[side] = answer["peak_mib"], answer["value"]
         self.cases.append({"case": label, "unit": unit, "count": count, "flops": flops, "sides": sides})
+        return values
 
     def note(self, text):
         """A line below the table."""
@@ -269,9 +274,8 @@ class Benchmark:
         return (
             f"{time.strftime('%Y-%m-%d')}, {_cpu()}, {self.options.threads} threads of {os.cpu_count()} cores, float32. "
             f"Matrix product of NumPy, 2048x2048x2048: {before:.0f} GFLOP/s before, {after:.0f} after; MFU is the share "
-            f"of the higher one. Load before and after: {self.load[0]:.1f}, {self.load[1]:.1f}."
-            + self.options.quick
-            * " QUICK: the times say nothing."
+            f"of the higher one. Load before and after: {self.load[0]:.1f}, {self.load[1]:.1f}. Peak RSS is that of the "
+            "process so far, earlier lines included." + self.options.quick * " QUICK: the times say nothing."
         )
 
     def _ceiling(self):

@@ -71,7 +71,10 @@ def as_groups(groups: str | Path | Iterable) -> Iterator[Group]:
     found = False
     for number, group in enumerate(groups):
         found = True
-        group = group if isinstance(group, Group) else Group(_sequence(group, number), None, number)
+        if not isinstance(group, Group):
+            group = Group(_sequence(group, number))
+        if group.line is None:
+            group = group._replace(line=number)
         if len(group.texts) < 2:
             raise ValueError(
                 f"{group.place}: a group must have at least two texts; received {_short(group.texts)}. Add a text that "

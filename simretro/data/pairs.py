@@ -22,8 +22,9 @@ class SimilarPairs(keras.utils.PyDataset):
 
     Every epoch each group yields one pair of two of its texts, drawn at random. In a batch no two pairs have texts of
     one group, nor equal texts (compared as token ids), also where a text stands in several groups: all others in the
-    batch are true negatives. Batches hold pairs of like length and come in random order. A batch is a function of
-    (seed, epoch, index) alone, on every backend and machine.
+    batch are true negatives. (A text that stands in more than 1000 groups is only kept from itself.) Batches hold
+    pairs of like length and come in random order. A batch is a function of (seed, epoch, index) alone, on every
+    backend and machine.
 
     An item is a dict of int32 arrays with R = 2 * pairs rows, row 2i `[CLS] a [SEP] b [SEP]`, row 2i + 1
     `[CLS] b [SEP] a [SEP]`; L, T and M are multiples of `length_multiple`:
@@ -37,13 +38,17 @@ class SimilarPairs(keras.utils.PyDataset):
     Batch 0 of an epoch is the longest, padded to what a batch can have at most: what does not fit into memory fails
     at once, and Keras, which fixes every dimension that batches 0 and 1 share, sees which dimensions vary.
 
-    In `fit`: epochs advance by themselves. Give `shuffle=False`, or Keras draws the order of the batches from
-    Python's global random numbers; the batches stay the same, but a run can no longer be resumed within an epoch.
-    `evaluate` on the data set that is being trained on advances it, too, so give validation data `fixed=True`. In a
-    loop of your own: `data.resume(epoch)`, then `for batch in data`. After `resume(epoch, step)` the next pass begins
-    at batch `step` of that epoch and later ones are whole; `TrainingCheckpoint` calls it at the beginning of each
-    epoch. Before `fit`, call it yourself only where this data set was not yet used, or on TensorFlow without a
-    strategy; the short pass makes Keras warn that the data ran out, which is meant.
+    In `fit` epochs advance by themselves. Give `shuffle=False`, or Keras draws the order of the batches from Python's
+    global random numbers: they stay the same, but a run can no longer be resumed within an epoch. `evaluate` on the
+    data that are being trained on advances them, too; give validation data `fixed=True`. In a loop of your own:
+    `data.resume(epoch)`, then `for batch in data`.
+
+    After `resume(epoch, step)` the next pass begins at batch `step` of that epoch, and later ones are whole. A callback
+    that calls it in `on_epoch_begin`, as `TrainingCheckpoint` does, may do so in each epoch and on all backends; before
+    `fit` it is for a new data set, or for TensorFlow without a strategy. Since `fit` counts the batches beforehand, the
+    short pass should be ended by the callback, by raising StopIteration in `on_train_batch_begin` of the batch that is
+    not there: left to find out by itself that the data are over, Keras warns, and TensorFlow's graph counts one update
+    more in `optimizer.iterations` and draws the seeds of one more dropout.
 
     Args:
         groups: path of a file (see `iter_groups`), or iterable of `Group` or of sequences of str.
@@ -112,19 +117,19 @@ class SimilarPairs(keras.utils.PyDataset):
         settings.check(tokenizer)
         whole_word = settings.masks and (whole_word or segment is not None)
         self.table = self._make_table(groups, tokenizer, maxlen - 2, segment if settings.masks else None, whole_word)
-        for note in self.table.notes:
-            warnings.warn(note, stacklevel=self._stacklevel)
         self.seed, self.fixed = seed, fixed
         self._planner = Planner(self.table, settings)
         self._maker = BatchMaker(self.table, tokenizer, settings)
         self._max_masked = self._maker.max_masked(self._planner.max_text_length) if mlm_rate else 0
         self._plans, self._lock = {}, threading.Lock()
         self._position = (0, 0)  # epoch, and the batch that its pass begins with
-        self._within_pass = self._pass_complete = self._was_reset = self._told = False
+        self._within_pass = self._pass_complete = self._was_reset = False
         if self._planner.needs_separation:
             # Groups that cannot be kept apart should be told of here and not in the middle of `fit`.
             self._plan(0)
-            self._tell_left_out(self._stacklevel + 1)
+        for note in [*self.table.notes, *self._planner.notes]:
+            warnings.warn(note, stacklevel=self._stacklevel)
+        self._num_told = len(self._planner.notes)
 
     @property
     def num_pairs(self) -> int:
@@ -163,7 +168,9 @@ class SimilarPairs(keras.utils.PyDataset):
         """Batch `index` of an epoch, whatever the data set's position is; with `fixed` of epoch 0."""
         planner, epoch = self._planner, 0 if self.fixed else epoch
         plan = self._plan(epoch)
-        self._tell_left_out(3)
+        for note in planner.notes[self._num_told :]:
+            self._num_told += 1
+            warnings.warn(note, stacklevel=2)
         chosen = slice(plan.starts[index], plan.starts[index + 1])
         at_least = (0 if planner.varies else planner.max_length, 0, 0)
         if index == 0:
@@ -211,11 +218,6 @@ class SimilarPairs(keras.utils.PyDataset):
                     del self._plans[next(iter(self._plans))]
                 self._plans[epoch] = self._planner.plan(epoch)
             return self._plans[epoch]
-
-    def _tell_left_out(self, stacklevel):
-        if self._planner.left_out_note is not None and not self._told:
-            self._told = True
-            warnings.warn(self._planner.left_out_note, stacklevel=stacklevel)
 
     def _make_table(self, groups, tokenizer, limit, segment, whole_word):
         return build_table(as_groups(groups), tokenizer, limit, segment, whole_word)

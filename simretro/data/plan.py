@@ -85,7 +85,9 @@ class Planner:
         self.sizes = batch_sizes(self.num_pairs, settings.pairs_per_batch, self.min_batches, self.drop_remainder)
         self._check(settings.pairs_per_batch)
         self._set_bounds(settings.length_multiple)
-        self.left_out_note: str | None = None  # set when an epoch had to do without a pair
+        self.notes: list[str] = []  # what has to be told, for warnings
+        self._note_small_batches(settings.pairs_per_batch)
+        self._left_out_noted = False
 
     @property
     def num_batches(self) -> int:
@@ -289,9 +291,18 @@ class Planner:
                 return None, None
         return chosen, batches
 
+    def _note_small_batches(self, pairs_per_batch):
+        if self.num_batches > -(-self.num_pairs // pairs_per_batch):
+            self.notes.append(
+                f"batches have about {self.num_pairs // self.num_batches} pairs instead of {pairs_per_batch}: up to "
+                f"{self.min_batches} pairs of an epoch have texts of one group and need a batch each. Merge "
+                "groups that mean the same, or lower `pairs_per_group`."
+            )
+
     def _note_left_out(self, number, epoch):
-        if number and self.left_out_note is None:
-            self.left_out_note = (
+        if number and not self._left_out_noted:
+            self._left_out_noted = True
+            self.notes.append(
                 f"{number} of {self.num_pairs} pairs are left out of epoch {epoch}, and so in others: their texts are "
                 "in so many groups that they would be false negatives in each batch. Merge groups that mean the same, "
                 "or lower `pairs_per_batch`."

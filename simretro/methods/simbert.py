@@ -7,10 +7,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from simretro.data import SimilarPairs
 from simretro.generation import SynonymGenerator
 from simretro.losses import fused_cross_entropy, in_batch_similarity_loss
 from simretro.models import SentenceEncoder, load_pretrained, write_folder
-from simretro.models.config import check_vocabulary
+from simretro.models.config import check_vocabulary, max_tokens
 from simretro.retrieval import build_index, load_index
 from simretro.training.distribution import gather_rows
 from simretro.training.train_step import AdditiveLossModel
@@ -76,6 +77,18 @@ class SimBERT(AdditiveLossModel):
         self._accuracy_means = {name: keras.metrics.Mean(f"{name}_accuracy") for name in names}
 
     # Training
+
+    def fit(self, x=None, *args, **kwargs):
+        """As `AdditiveLossModel.fit`; batches longer than the position table are refused before the first step."""
+        limit = max_tokens(self.encoder.config)
+        if isinstance(x, SimilarPairs) and limit is not None:
+            longest = x[0]["token_ids"].shape[1]  # batch 0 is the longest of all
+            if longest > limit:
+                raise ValueError(
+                    f"The batches of `x` have up to {longest} tokens a row, but the encoder has {limit} positions. "
+                    "Give the data a smaller `maxlen`: a row holds two sentences."
+                )
+        return super().fit(x, *args, **kwargs)
 
     def call(self, x, training=None):
         """What the losses read: dict of `sentence_vectors` (R, H), `targets` (R, T, E) and, with MLM, `masked`."""

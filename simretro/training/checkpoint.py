@@ -40,9 +40,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     batches of a `PyDataset` with Python's global random numbers; and draw random numbers from `SeedGenerator`s that
     the model owns. A kill at any moment loses the work since the last checkpoint at most, see `store`.
 
-    `fit` is told about the data position at the beginning of each epoch, by `data.resume(epoch, step)`: "the next
-    pass is epoch `epoch`, from its batch `step` on; until its end `len(data)` is what is left". The position is the
-    number of finished steps, since the data set itself is asked ahead of time.
+    The data are told their position at the beginning of each epoch, by `data.resume(epoch, step)`: "the next pass is
+    epoch `epoch`, from its batch `step` on; until its end `num_batches` is what is left". The position is the number
+    of finished steps, since the data set itself is asked for batches ahead of time.
 
     A checkpoint is written neither after a NaN or infinite loss nor with such a weight in it: training ends with an
     error instead, and the last good checkpoint stays.
@@ -116,13 +116,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if data is not None:
             self.data = _checked_data(data)
         _check_ready(model)
-        self._owns_folder = True
         path = self.latest
         state = {"epoch": 0} if path is None else store.read_state(path)
         if self.data is not None:
             # `fit` must count a whole epoch; where in it to begin is told when that epoch begins.
             self.data.resume(state["epoch"], 0)
         if path is None:
+            self._owns_folder = True
             return 0
         self._check_position(state, path)
         build_optimizer_variables(model)
@@ -137,6 +137,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             )
         self._metrics = store.read_arrays(path, "metrics") if state["step_in_epoch"] else {}
         self.step, self.history, self.best, self._resumed = state["step"], state["history"], state["best"], state
+        self._owns_folder = True
         return state["epoch"]
 
     def load_best(self, model: keras.Model) -> None:

@@ -2,7 +2,10 @@
 
 import codecs
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -89,6 +92,13 @@ def test_file_without_records_is_refused(tmp_path, content):
         read_groups(tmp_path / "empty.jsonl")
 
 
+def test_reading_needs_no_keras():
+    script = "import sys; from simretro.data import iter_groups; assert 'keras' not in sys.modules"
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
         read_groups(tmp_path / "nowhere.jsonl")
@@ -101,6 +111,7 @@ def test_groups_in_memory_are_checked_like_those_of_a_file():
         ([{"text": "a", "synonyms": ["b"]}], "group 0: .* received dict"),
         ([["a"]], r"group 0: .* at least two texts; received \('a',\)"),
         ([["a", ""]], "group 0: a text must not be empty"),
+        ([["a", "b"], Group(("a", " "))], "group 1: a text must not be empty"),
         ([["a", 1]], "group 0: a text must be a str; received int 1"),
         ([3], "group 0: .* received int 3"),
         ([], "at least one group"),

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 import train_simbert
 
 WORDS = ["开灯", "关灯", "开窗", "关窗", "开门", "关门", "开电视", "关电视", "放音乐", "停音乐", "调高温度", "调低温度"]

@@ -74,6 +74,12 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoin
     assert all(np.isfinite(array).all() for array in export_weights(again.encoder).values())
 
 
+def test_batches_beyond_the_position_table_are_refused():
+    simbert = toy.make_simbert()
+    with pytest.raises(ValueError, match="40 tokens.*32 positions"):
+        simbert.fit(toy.SimilarPairs(toy.GROUPS, simbert.tokenizer, 4, maxlen=20), verbose=0)
+
+
 def test_data_without_masks_is_named():
     simbert = toy.make_simbert(mlm_weight=1.0)
     with pytest.raises(ValueError, match="`masked_ids`|`masked_positions`"):
@@ -137,3 +143,19 @@ def test_bad_arguments_are_named():
         simbert.save_pretrained("somewhere", format="pickle")
     with pytest.raises(TypeError, match="encode\\(\\[text\\]\\)"):
         simbert.encode("ab")
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_trains_with_float32_losses(dtype):
+    if dtype == "mixed_float16" and keras.backend.backend() == "jax":
+        pytest.skip("JAX's attention on the CPU does not take float16")
+    encoder = build_transformer_model(
+        toy.CONFIG, application="unilm", with_pool="linear", with_mlm="linear", dtype=dtype
+    )
+    simbert = SimBERT(encoder, toy.make_tokenizer())
+    simbert.compile(build_optimizer("adamw", 1e-3, clipnorm=1.0))
+    logs, weights = trained(simbert, epochs=2)
+    assert logs["loss"][1] < logs["loss"][0]
+    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in weights.values())
+    assert np.isfinite(simbert.encode(["ab", "abc"])).all()
+    assert all(isinstance(text, str) for text in simbert.gen_synonyms("ab", 4, 2, maxlen=8, seed=0))

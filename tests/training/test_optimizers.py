@@ -5,6 +5,8 @@ from keras import ops
 
 from simretro.training import AdamW, WarmupLinearDecay, build_optimizer
 
+pytestmark = pytest.mark.backends
+
 
 class Block(keras.layers.Layer):
     """Variables with the names of ours, in a layer whose own name holds one of them."""

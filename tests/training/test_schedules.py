@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from simretro.training import PiecewiseLinear, WarmupLinearDecay
 
+pytestmark = pytest.mark.backends
+
 
 @pytest.mark.parametrize(
     "schedule, values",

@@ -1,0 +1,147 @@
+"""The notebooks: stored without outputs, only with names that exist, and executed whole at a tiny size."""
+
+import ast
+import base64
+import builtins
+import importlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+OURS = ("simretro", "home_assistant")
+FIGURES = {"mask-figure", "loss-figure", "heat-map-figure"}  # ids of the cells of 01_simbert.ipynb that draw
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+
+
+def read(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def code_of(notebook):
+    return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+def problems(source):
+    """Yields what is wrong with names: ours that are not there, and any that is read before it is bound."""
+    known, bound = {}, set(dir(builtins))  # known: name in the notebook -> the object of ours that it stands for
+    for statement in ast.parse(source).body:
+        nodes = list(ast.walk(statement))
+        yield from import_problems(nodes, known)
+        bound |= {alias.asname or alias.name.split(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
+        bound |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        yield from (
+            f"`{node.id}` is not bound" for node in nodes if isinstance(node, ast.Name) and node.id not in bound
+        )
+        match statement:  # an object of a class of ours has the methods of the class
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id=maker))) if maker in known:
+                if isinstance(known[maker], type):
+                    known[name] = known[maker]
+        for node in nodes:
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if owner in known:
+                    if not hasattr(known[owner], name):
+                        yield f"`{owner}` has no `{name}`"
+
+
+def import_problems(nodes, known):
+    """Yields which imports from a package of ours would fail; adds to `known` what the others bring."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in OURS:
+                    known[alias.asname or alias.name] = importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OURS:
+            home = importlib.import_module(node.module)
+            for alias in node.names:
+                if hasattr(home, alias.name):
+                    known[alias.asname or alias.name] = getattr(home, alias.name)
+                else:
+                    yield f"`{node.module}` has no `{alias.name}`"
+
+
+def test_there_is_a_notebook():
+    assert [path.name for path in NOTEBOOKS] == ["01_simbert.ipynb"]
+
+
+@every_notebook
+def test_stored_in_format_4_5_without_outputs(path):
+    notebook = read(path)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch("[a-zA-Z0-9-_]{1,64}", cell_id) for cell_id in ids)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["id"]
+        else:
+            assert "attachments" not in cell, cell["id"]
+
+
+@every_notebook
+def test_uses_only_names_that_exist(path):
+    assert list(problems(code_of(read(path)))) == []
+
+
+@every_notebook
+def test_files_that_the_text_names_exist(path):
+    text = "\n".join("".join(cell["source"]) for cell in read(path)["cells"] if cell["cell_type"] == "markdown")
+    names = re.findall(r"`((?:simretro|examples)/[^`]+)`", text)
+    assert names and [name for name in names if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("from simretro import SimBERT\nSimBERT.from_pretrained", []),
+        ("from simretro import SimBART", ["`simretro` has no `SimBART`"]),
+        ("import home_assistant\nhome_assistant.load_group()", ["`home_assistant` has no `load_group`"]),
+        ("from simretro import SimBERT\nmodel = SimBERT(1)\nmodel.fit(model.embed('a'))", ["`model` has no `embed`"]),
+        ("print(texts)\ntexts = [text for text in 'ab']", ["`texts` is not bound"]),
+    ],
+)
+def test_names_are_checked_as_meant(source, found):
+    assert list(problems(source)) == found
+
+
+def execute(path, folder, monkeypatch, num_cells=None):
+    """Executes the first cells of a notebook, in `folder`, at the tiny size; an error in a cell is raised."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    for module in ("ipykernel", "matplotlib"):
+        pytest.importorskip(module)
+    monkeypatch.setenv("SIMRETRO_NOTEBOOK_SIZE", "tiny")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # one that draws nothing into the notebook would be inherited
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    notebook.cells = notebook.cells[:num_cells]
+    resources = {"metadata": {"path": str(folder)}}
+    return nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+
+
+@pytest.mark.slow
+def test_simbert_notebook_draws_its_figures(monkeypatch):
+    notebook = execute(ROOT / "notebooks" / "01_simbert.ipynb", ROOT / "notebooks", monkeypatch)
+    import matplotlib.pyplot as plt
+
+    drawn = {}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                assert cell.id not in drawn, f"{cell.id} draws more than one figure"
+                drawn[cell.id] = plt.imread(io.BytesIO(base64.b64decode(output.data["image/png"])))
+    assert set(drawn) == FIGURES
+    for cell_id, image in drawn.items():
+        assert min(image.shape[:2]) > 200 and len(set(map(tuple, image[::7, ::7, :3].reshape(-1, 3)))) > 3, cell_id
+    text = "".join(o.text for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "stream")
+    scores = {name: float(value) for name, value in re.findall(r"(\w+) +R@1 ([\d.]+)", text)}
+    assert scores["trained"] > scores["untrained"] + 0.1
+
+
+@pytest.mark.slow
+def test_simbert_notebook_finds_the_examples_from_the_root(monkeypatch):
+    execute(ROOT / "notebooks" / "01_simbert.ipynb", ROOT, monkeypatch, num_cells=2)
