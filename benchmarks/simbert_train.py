@@ -1,6 +1,6 @@
 """One training step of SimBERT, beside plain transformers + torch and bert4torch.
 
-usage: python benchmarks/simbert_train.py --peer-python PEERS/bin/python [--size base]   about 4 minutes (base: 6)
+usage: python benchmarks/simbert_train.py --peer-python PEERS/bin/python [--size base]    about 4 minutes (base: 5)
 
 A batch has no padding: pairs of sentences of 30 and 31 tokens in rows of 64, as `SimilarPairs` lays them out. The model
 has dropout 0.1, AdamW with weight decay, the losses are the cross-entropy of the second sentence and that of the

@@ -1,4 +1,4 @@
-"""`gen_synonyms`: 100 samples of a 12-token source, 32 new tokens each, top-k 5; beside other decoders of the same model.
+"""`gen_synonyms`: 100 samples of a 12-token source, 32 new tokens each, top-k 5; beside other decoders of the model.
 
 usage: python benchmarks/synonyms.py --peer-python PEERS/bin/python [--b4k-python B4K/bin/python]     about 9 minutes
        python benchmarks/synonyms.py --peer-python PEERS/bin/python --size base --rounds 3 --runs 2  about 14 minutes,

@@ -56,9 +56,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     objective.add_argument("--corruption-rate", type=float, default=0.0, help="as RoFormer-Sim: mask, do not predict")
     objective.add_argument("--batching", default="grouped", choices=["grouped", "random"])
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=int, default=12)
-    training.add_argument("--pairs-per-batch", type=int, default=64, help="pairs of the batch of all devices")
-    training.add_argument("--learning-rate", type=float, default=5e-4)
+    training.add_argument("--epochs", type=int, default=14)
+    training.add_argument("--pairs-per-batch", type=int, default=32, help="pairs of the batch of all devices")
+    training.add_argument("--learning-rate", type=float, default=1e-3)
     training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
     training.add_argument("--ema", action="store_true", help="keep and use an average of the weights")
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
@@ -132,7 +132,7 @@ def train(simbert, groups, validation_groups, options):
         options.learning_rate,
         warmup_steps=round(options.warmup_share * total_steps),
         total_steps=total_steps,
-        clipnorm=1.0,
+        global_clipnorm=1.0,
         use_ema=options.ema,
     )
     simbert.compile(optimizer, micro_batches=options.micro_batches)

@@ -1,11 +1,9 @@
 """One way to compile an inference function of a model on each backend."""
 
-import weakref
-
 import keras
 from keras import ops
 
-_COMPILED = weakref.WeakKeyDictionary()
+_ATTRIBUTE = "_compiled_functions"
 
 
 def compiled(model, key, build):
@@ -17,37 +15,34 @@ def compiled(model, key, build):
         build: callable () -> function of tensors that calls layers of `model`.
     Returns: function of the same arguments. The weights are read at each call, also while training goes on.
     """
-    functions = _COMPILED.setdefault(model, {})
+    # The functions refer to the model; kept anywhere but in it, they would keep it alive. Written past Keras'
+    # `__setattr__`, which would track them as a part of the model to be saved.
+    functions = model.__dict__.setdefault(_ATTRIBUTE, {})
     if key not in functions:
-        # The function must not keep its model alive, or the entry would never be dropped.
-        functions[key] = _COMPILERS[keras.backend.backend()](weakref.ref(model), build)
+        functions[key] = _COMPILERS[keras.backend.backend()](model, build())
     return functions[key]
 
 
-def _compile_tensorflow(model_ref, build):
+def _compile_tensorflow(model, function):
     import tensorflow as tf
 
-    return tf.function(build(), reduce_retracing=True)
+    return tf.function(function, reduce_retracing=True)
 
 
-def _compile_jax(model_ref, build):
+def _compile_jax(model, function):
     import jax
-
-    function = build()
 
     # The weights are arguments: as constants of the trace they would be frozen.
     @jax.jit
     def stateless(values, *args):
-        with keras.StatelessScope(state_mapping=list(zip(model_ref().variables, values, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(model.variables, values, strict=True))):
             return function(*args)
 
-    return lambda *args: stateless([v.value for v in model_ref().variables], *args)
+    return lambda *args: stateless([v.value for v in model.variables], *args)
 
 
-def _compile_torch(model_ref, build):
+def _compile_torch(model, function):
     import torch
-
-    function = build()
 
     def without_gradient(*args):
         with torch.no_grad():

@@ -1,4 +1,6 @@
+import gc
 import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -99,3 +101,15 @@ def test_batches_hold_alike_lengths_and_tokens():
     for chosen, width in batches:
         assert width % 8 == 0 and lengths[chosen].max() <= width < lengths[chosen].max() + 8
         assert len(chosen) == 1 or len(chosen) * width <= 48
+
+
+def test_compiled_functions_follow_the_weights_and_leave_with_the_model():
+    encoder = make()
+    before = encoder.encode(["a b"])
+    encoder.encoder.blocks[0].query.bias.assign(np.full(16, 3.0))
+    assert np.abs(encoder.encode(["a b"]) - before).max() > 1e-4
+    alive = weakref.ref(encoder.encoder)
+    del encoder
+    keras.backend.clear_session()
+    gc.collect()
+    assert alive() is None
