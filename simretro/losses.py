@@ -40,9 +40,10 @@ def in_batch_similarity_loss(sentence_vectors, temperature=1 / 30, all_vectors=N
     partner_scores = ops.sum(ops.where(is_partner, scores, 0.0), axis=1)
     losses = ops.logsumexp(scores, axis=1) - partner_scores
     # A tie is no hit: vectors that are all the same tell nobody apart.
-    best_other = ops.max(ops.where(is_partner, _HIDDEN_SCORE, scores), axis=1)
+    best_other = ops.max(ops.where(is_partner, _HIDDEN_SCORE, scores), axis=1, initial=_HIDDEN_SCORE)
     correct = ops.cast(partner_scores > best_other, "float32")
-    return ops.mean(losses), ops.mean(correct)
+    count = ops.maximum(ops.cast(ops.shape(losses)[0], "float32"), 1.0)  # a replica may have got no rows
+    return ops.sum(losses) / count, ops.sum(correct) / count
 
 
 def fused_cross_entropy(hidden, table, bias, labels, normalizer=None, chunk_size=1024, training=True):
@@ -92,8 +93,10 @@ def _fused_cross_entropy(hidden, table, bias, labels, counted, chunk_size, with_
     """Returns ([summed loss, number correct], gradients of the summed loss by hidden, table and bias)."""
     num_rows, width = ops.shape(hidden)
     matrix = ops.cast(table, hidden.dtype)
-    num_chunks = (num_rows + chunk_size - 1) // chunk_size
-    chunk_rows = (num_rows + num_chunks - 1) // num_chunks  # equal chunks: the least padding
+    larger = max if isinstance(num_rows, int) else ops.maximum
+    num_chunks = larger((num_rows + chunk_size - 1) // chunk_size, 1)
+    # Equal chunks: the least padding. At least one row: a replica may have got none.
+    chunk_rows = larger((num_rows + num_chunks - 1) // num_chunks, 1)
     padding = num_chunks * chunk_rows - num_rows
     rows, targets, weights = (_pad_rows(x, padding) for x in (hidden, labels, counted))
     bias = ops.cast(bias, "float32")
@@ -134,11 +137,11 @@ def _fused_cross_entropy(hidden, table, bias, labels, counted, chunk_size, with_
     if not with_gradient:
         return totals, None
     # The gradient by a logit is softmax - one_hot(label); the second part touches one row of the table per label.
-    weighted = ops.cast(hidden, "float32") * counted[:, None]
-    d_hidden = d_rows[:num_rows] - ops.cast(ops.take(matrix, labels, axis=0), "float32") * counted[:, None]
-    d_table = d_table - ops.segment_sum(weighted, labels, num_segments=table.shape[0])
-    d_bias = d_bias - ops.segment_sum(counted, labels, num_segments=table.shape[0])
-    return totals, (ops.cast(d_hidden, hidden.dtype), ops.cast(d_table, table.dtype), d_bias)
+    d_rows = d_rows - ops.cast(ops.take(matrix, targets, axis=0), "float32") * weights[:, None]
+    weighted = ops.cast(rows, "float32") * weights[:, None]
+    d_table = d_table - ops.segment_sum(weighted, targets, num_segments=table.shape[0])
+    d_bias = d_bias - ops.segment_sum(weights, targets, num_segments=table.shape[0])
+    return totals, (ops.cast(d_rows[:num_rows], hidden.dtype), ops.cast(d_table, table.dtype), d_bias)
 
 
 def _pad_rows(x, padding):

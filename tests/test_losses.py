@@ -46,7 +46,7 @@ def plain_loss(labels):
     def function(hidden, table, bias):
         logits = ops.matmul(hidden, ops.transpose(table)) + bias
         chosen = ops.take_along_axis(ops.log_softmax(logits), np.maximum(labels, 0)[:, None], axis=1)[:, 0]
-        return -ops.sum(chosen * (labels >= 0)) / max((labels >= 0).sum(), 1)
+        return -ops.sum(ops.multiply(chosen, (labels >= 0).astype("float32"))) / max((labels >= 0).sum(), 1)
 
     return function
 
@@ -306,3 +306,14 @@ def test_similarity_offset_may_be_a_tensor():
     vectors = random_vectors(8)
     want = similarity(vectors[4:], 1 / 30, vectors, 4)
     assert similarity(vectors[4:], 1 / 30, vectors, ops.convert_to_tensor(4)) == pytest.approx(want)
+
+
+def test_a_part_without_rows_adds_nothing():
+    """What a replica gets when a last batch has fewer rows than there are devices."""
+    empty = np.zeros((0, 4), "float32")
+    loss, correct = fused_cross_entropy(
+        ops.convert_to_tensor(empty), np.ones((6, 4), "float32"), np.zeros(6, "float32"), np.zeros(0, "int32"), 5.0
+    )
+    assert float(loss) == 0 and float(correct) == 0
+    loss, accuracy = in_batch_similarity_loss(empty, 1 / 30, np.ones((4, 4), "float32"), 4)
+    assert float(loss) == 0 and float(accuracy) == 0

@@ -63,7 +63,7 @@ class SimilarPairs(keras.utils.PyDataset):
         batching: "grouped", or "random": groups are drawn with replacement and nothing is kept apart, as in the
             reference implementation's shuffled endless reader. It is there to measure what grouping is worth.
         drop_remainder: bool; True: all batches have the same size and random pairs that are left over are dropped.
-            Needed where a batch is split over devices.
+            Needed for `micro_batches`, which must divide each batch.
         mlm_rate: float in [0, 1), share of the source tokens that are masked and predicted (BERT's 80/10/10).
         corruption_rate: float in [0, 1), share of the source tokens that are masked so but not predicted, in
             `corrupted_rows` of the rows (RoFormer-Sim: 0.15 in 0.5 of them).

@@ -18,7 +18,8 @@ class AutoRegressiveDecoder:
             token_ids, segment_ids = inputs
             token_ids = np.concatenate([token_ids, output_ids], 1)
             segment_ids = np.concatenate([segment_ids, np.ones_like(output_ids)], 1)
-            return self.last_token(seq2seq).predict([token_ids, segment_ids])
+            inputs = {"token_ids": token_ids, "segment_ids": segment_ids}
+            return self.last_token(encoder).predict(inputs, verbose=0)["mlm_probs"]
 
     decoder = Synonyms(start_id=None, end_id=tokenizer.sep_token_id, maxlen=32)
     decoder.random_sample([token_ids, segment_ids], n=10, topk=5, rng=0)

@@ -4,7 +4,7 @@ import numpy as np
 from keras import ops
 
 from simretro.generation.cache import next_logits, prefill, step
-from simretro.generation.sampling import banned_logits, cut_at
+from simretro.generation.sampling import banned_logits, check_tokens, cut_at
 from simretro.generation.sources import allowed_new_tokens, check_model, pad_sources
 from simretro.models.compiled import compiled
 
@@ -44,7 +44,8 @@ def beam_search(
     Raises: ValueError for a bad argument.
     """
     check_model(model)
-    for name, value in (("beam_size", beam_size), ("n", n), ("min_new_tokens", min_new_tokens)):
+    check_tokens(model.config, end_id, forbidden_ids, min_new_tokens)
+    for name, value in (("beam_size", beam_size), ("n", n)):
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1; received {value}.")
     if n > beam_size:

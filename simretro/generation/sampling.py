@@ -40,17 +40,21 @@ def generate(
         n: int, samples of each source.
         top_k: int or None, draw among the k most probable tokens; more than the vocabulary counts as all.
         top_p: float in (0, 1] or None: among these, keep the most probable ones up to and including the one whose
-            cumulated probability crosses `top_p`. Without `top_k` the 256 most probable tokens are considered.
+            cumulated probability crosses `top_p`. Probabilities are those among the `top_k`, or among the 256 most
+            probable tokens where `top_k` is None; 1 = off.
         temperature: float >= 0; 0 = greedy.
         seed: int or None (fresh randomness).
         min_new_tokens: int, fewest tokens of an output, its end token included.
         forbidden_ids: ids that are never generated, beside the padding id.
-        max_rows: int, samples that are decoded side by side; bounds the memory of the cache.
+        max_rows: int, samples that are decoded side by side; bounds the memory of the cache. The samples of one source
+            are never split.
     Returns: for each source, in order, a list of n lists of ids without the end token.
     Raises: ValueError for a bad argument.
     """
     check_model(model)
-    _check_sampling(n, top_k, top_p, temperature, min_new_tokens)
+    _check_sampling(n, top_k, top_p, temperature)
+    check_tokens(model.config, end_id, forbidden_ids, min_new_tokens)
+    top_p = None if top_p == 1 else top_p
     if not source_ids:
         return []
     _, lengths = pad_sources(model, source_ids)
@@ -94,8 +98,19 @@ def banned_logits(config, end_id, forbidden_ids):
     return ban
 
 
-def _check_sampling(n, top_k, top_p, temperature, min_new_tokens):
-    for name, value in (("n", n), ("top_k", top_k), ("min_new_tokens", min_new_tokens)):
+def check_tokens(config, end_id, forbidden_ids, min_new_tokens):
+    """Raises ValueError for ids outside the vocabulary and for a length that no output can have."""
+    outside = [i for i in (end_id, *forbidden_ids) if not 0 <= i < config["vocab_size"]]
+    if outside:
+        raise ValueError(
+            f"`end_id` and `forbidden_ids` must be in [0, {config['vocab_size']}), the vocabulary; received {outside}."
+        )
+    if min_new_tokens < 1:
+        raise ValueError(f"`min_new_tokens` must be at least 1; received {min_new_tokens}.")
+
+
+def _check_sampling(n, top_k, top_p, temperature):
+    for name, value in (("n", n), ("top_k", top_k)):
         if value is not None and value < 1:
             raise ValueError(f"`{name}` must be at least 1; received {value}.")
     if top_p is not None and not 0 < top_p <= 1:

@@ -35,7 +35,8 @@ class SimBERT(AdditiveLossModel):
         mlm_weight: float; not 0 needs data with `mlm_rate`.
         maxlen: int, longest sentence in tokens, special ones included, for encoding; None = what the positions allow.
         chunk_size: int, positions whose logits exist at a time.
-    Raises: ValueError if the encoder lacks a part.
+    After `build_index` or `load_index`, `index` is what `most_similar` searches; training drops it.
+    Raises: ValueError if the encoder lacks a part or a value is out of range.
     Reference: Su, 2020, https://kexue.fm/archives/7427; the masked source: Dong et al., 2019,
         https://arxiv.org/abs/1905.03197.
     """
@@ -53,7 +54,7 @@ class SimBERT(AdditiveLossModel):
         name: str = "simbert",
     ):
         super().__init__(name=name)
-        if encoder.application != "unilm" or encoder.pooler is None or encoder.mlm_head is None:
+        if (encoder.application, encoder.with_pool, encoder.with_mlm) != ("unilm", "linear", "linear"):
             raise ValueError(
                 "`encoder` must be built with `application='unilm'`, `with_pool='linear'` and `with_mlm='linear'`; "
                 f"received {encoder.application!r}, {encoder.with_pool!r} and {encoder.with_mlm!r}."
@@ -62,6 +63,14 @@ class SimBERT(AdditiveLossModel):
             check_vocabulary(encoder.config, tokenizer)
         if temperature <= 0:
             raise ValueError(f"`temperature` must be positive; received {temperature}.")
+        if min(seq2seq_weight, similarity_weight, mlm_weight) < 0:
+            raise ValueError(
+                "`seq2seq_weight`, `similarity_weight` and `mlm_weight` must not be negative; "
+                f"received {seq2seq_weight}, {similarity_weight} and {mlm_weight}."
+            )
+        limit = max_tokens(encoder.config)
+        if maxlen is not None and limit is not None and maxlen > limit:
+            raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.temperature = temperature
@@ -78,20 +87,42 @@ class SimBERT(AdditiveLossModel):
 
     # Training
 
-    def fit(self, x=None, *args, **kwargs):
-        """As `AdditiveLossModel.fit`; batches longer than the position table are refused before the first step."""
+    def fit(self, x=None, *args, validation_data=None, **kwargs):
+        """As `AdditiveLossModel.fit`. Rows longer than the position table are refused before the first step.
+
+        The index is dropped: its vectors are those of the weights before.
+        """
+        self._check_positions("x", x)
+        self._check_positions("validation_data", validation_data)
+        self.index = None
+        return super().fit(x, *args, validation_data=validation_data, **kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        """As `keras.Model.evaluate`. Rows longer than the position table are refused."""
+        self._check_positions("x", x)
+        return super().evaluate(x, *args, **kwargs)
+
+    def _check_positions(self, name, data):
         limit = max_tokens(self.encoder.config)
-        if isinstance(x, SimilarPairs) and limit is not None:
-            longest = x[0]["token_ids"].shape[1]  # batch 0 is the longest of all
-            if longest > limit:
-                raise ValueError(
-                    f"The batches of `x` have up to {longest} tokens a row, but the encoder has {limit} positions. "
-                    "Give the data a smaller `maxlen`: a row holds two sentences."
-                )
-        return super().fit(x, *args, **kwargs)
+        if not isinstance(data, SimilarPairs) or limit is None:
+            return
+        longest = data.batch(0, 0)["token_ids"].shape[1]  # batch 0 is the longest of all
+        if longest > limit:
+            raise ValueError(
+                f"The batches of `{name}` have up to {longest} tokens a row, but the encoder has {limit} positions. "
+                "Give the data a smaller `maxlen`: a row holds two sentences."
+            )
 
     def call(self, x, training=None):
-        """What the losses read: dict of `sentence_vectors` (R, H), `targets` (R, T, E) and, with MLM, `masked`."""
+        """What the losses read.
+
+        Args:
+            x: dict of int32 arrays, see `SimilarPairs`: `token_ids`, `segment_ids` (R, L), `target_positions` (R, T)
+                and, with MLM, `masked_positions` (R, M).
+            training: bool.
+        Returns: dict of `sentence_vectors` float (R, H), `targets` (R, T, E) and, with MLM, `masked` (R, M, E): hidden
+            states in the space of the token table.
+        """
         target_positions = x["target_positions"]
         read = [ops.zeros_like(target_positions[:, :1]), target_positions]
         if self.mlm_weight:

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from simretro.ops import unit_vectors
 from simretro.tokenizers import load_tokenizer
 
 _POOLINGS = ("cls", "mean", "pooler")
+# What vectors depend on beside the weights.
+_CONFIG_OF_VECTORS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "position_embedding_type")
+_CONFIG_OF_VECTORS += ("position_offset", "pad_token_id")
 _LENGTH_MULTIPLE = 8
 _WINDOW = 16_384  # texts that are tokenised and sorted together
 _LONG_INPUT = 2_000  # texts from which a progress bar is shown
@@ -78,7 +82,9 @@ class SentenceEncoder:
         settings = {key: said[key] for key in ("pooling", "normalize", "maxlen") if key in said} | overrides
         with_pool = said.get("with_pool", True) if settings.get("pooling") == "pooler" else False
         encoder = build_transformer_model(checkpoint=checkpoint, with_pool=with_pool)
-        return cls(encoder, load_tokenizer(checkpoint.tokenizer_folder), **settings)
+        # Older sentence-transformers folders say so in a file of their own.
+        lower_case = {"do_lower_case": True} if said.get("do_lower_case") else {}
+        return cls(encoder, load_tokenizer(checkpoint.tokenizer_folder, **lower_case), **settings)
 
     def save_pretrained(self, folder: str | Path, facts: dict | None = None) -> None:
         """Writes simretro's own folder: config, weights, tokenizer, and how vectors are made.
@@ -101,7 +107,9 @@ class SentenceEncoder:
 
     def fingerprint(self) -> str:
         """Hash of everything that a vector depends on: weights, tokenizer, pooling, longest text."""
-        digest = hashlib.sha256(f"{self.pooling} {self.maxlen} {self.encoder.with_pool}".encode())
+        said = [self.pooling, self.maxlen, self.encoder.with_pool, self.encoder.application == "lm"]
+        said += [self.encoder.config[key] for key in _CONFIG_OF_VECTORS]
+        digest = hashlib.sha256(json.dumps(said).encode())
         digest.update(self.tokenizer.fingerprint().encode())
         for name, variable in sorted(named_variables(self.encoder).items()):
             if not name.startswith("mlm_head/"):
@@ -127,7 +135,7 @@ class SentenceEncoder:
             normalize: bool, vectors of length 1; None = as the encoder was made.
             show_progress: bool; None = for inputs of 2,000 texts or more.
         Returns: float32 (N, hidden size), in the order of the texts; (0, hidden size) for none.
-        Raises: TypeError if `texts` is a str or holds anything else.
+        Raises: TypeError if `texts` is a str or holds anything else; ValueError if `batch_size` is below 1.
         """
         if isinstance(texts, str):
             raise TypeError("`texts` must be a list of str; received one str. Write `encode([text])`.")

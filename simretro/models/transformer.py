@@ -15,7 +15,8 @@ class Transformer(keras.Model):
     """Functional model from token ids to hidden states, and, on request, sentence vectors and vocabulary scores.
 
     Inputs (dict): `token_ids` and `segment_ids`, int32 (B, L). Outputs (dict): `sequence` float (B, L, H); `pooled`
-    (B, H) if `with_pool`; `mlm_probs` or `mlm_logits` float32 (B, L, V) if `with_mlm`.
+    (B, H) if `with_pool`; `mlm_probs` or `mlm_logits` float32 (B, L, V) if `with_mlm`. Take parts by name,
+    `model.output["pooled"]`: Keras' flat lists `inputs` and `outputs` are sorted by name.
 
     Args:
         config: dict with the keys of `bert_config.json`, see `simretro.checkpoints.normalize_config`.

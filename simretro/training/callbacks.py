@@ -19,7 +19,7 @@ def non_finite_loss(logs: dict | None) -> tuple[str, float] | None:
 def divergence_error(what: str, where: str, last_good: object = None) -> FloatingPointError:
     """The error of a training that has run into NaN or infinity: what, where, what to do."""
     if last_good is None:
-        advice = "No checkpoint was written after it. Start again with"
+        advice = "No checkpoint is known to go on from. Start again with"
     else:
         advice = f"The last good checkpoint is kept: {last_good}. Go on from it (`TrainingCheckpoint.restore`) with"
     return FloatingPointError(

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from simretro.training.callbacks import TerminateOnNonFinite
+from simretro.training.checkpoint import TrainingCheckpoint
 from simretro.training.distribution import sum_over_replicas, whole_batch_gradients
 from simretro.training.guards import check_distribution
 
@@ -71,7 +72,8 @@ class AdditiveLossModel(keras.Model):
             callbacks = [*(callbacks or [])] if isinstance(callbacks, (list, tuple, type(None))) else [callbacks]
             if not any(isinstance(callback, TerminateOnNonFinite) for callback in callbacks):
                 # First in line: nothing is saved after a loss that is no number.
-                callbacks.insert(0, TerminateOnNonFinite())
+                checkpoint = next((c for c in callbacks if isinstance(c, TrainingCheckpoint)), None)
+                callbacks.insert(0, TerminateOnNonFinite(checkpoint))
         return super().fit(x, *args, shuffle=shuffle, callbacks=callbacks, **kwargs)
 
     def normalizers(self, x):
