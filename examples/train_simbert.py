@@ -257,6 +257,10 @@ def main(arguments: Sequence[str] | None = None):
     """Runs the job; returns the trained SimBERT and the numbers of the report."""
     options = parse_arguments(arguments)
     options.output = output_folder(options)
+    for path in options.evaluate:
+        read_labelled_pairs(path)  # a bad file is told before the training
+    if options.resume and not (options.output / "checkpoints").is_dir():
+        raise SystemExit(f"--resume: there is no run in {options.output}; give its folder as --output.")
     keras.utils.set_random_seed(options.seed)
     groups, validation_groups, test_groups = load_corpus(options)
     print(f"writing to {options.output}; after a break go on with --resume --output {options.output}")

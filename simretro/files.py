@@ -75,6 +75,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     _check_replaceable(target)
     recover_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    for unfinished in _siblings(target, "tmp"):
+        if unfinished.is_dir() and not _writer_lives(unfinished):
+            shutil.rmtree(unfinished, ignore_errors=True)
     staging = _sibling(target, "tmp")
     try:
         staging.mkdir()
@@ -101,7 +104,9 @@ def recover_folder(path: str | Path) -> bool:
     target = Path(os.path.realpath(path))
     if os.path.lexists(target):
         return False
-    asides = sorted(_siblings(target, "old"), key=lambda aside: aside.stat().st_mtime_ns)
+    # A writer that is alive is between its two renames: what it has moved aside is its own to care for.
+    asides = [aside for aside in _siblings(target, "old") if not _writer_lives(aside)]
+    asides.sort(key=lambda aside: aside.stat().st_mtime_ns)
     if not asides:
         return False
     os.rename(asides[-1], target)
@@ -115,6 +120,10 @@ def recover_folder(path: str | Path) -> bool:
 def _check_replaceable(target):
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"`path` must be a folder; received the file {target}.")
+    if os.path.ismount(target):
+        raise ValueError(
+            f"`path` must not be a mount point, which cannot be replaced; received {target}. Name a folder in it."
+        )
     working = Path.cwd()
     if target == working or target in working.parents:
         raise ValueError(
@@ -169,6 +178,18 @@ def _siblings(target, kind):
     if not target.parent.is_dir():
         return []
     return [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]
+
+
+def _writer_lives(sibling):
+    """Whether the process that named a sibling is still there."""
+    pid = sibling.name.rsplit("-", 2)[-2]
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _sync_tree(folder):

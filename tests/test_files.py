@@ -21,6 +21,8 @@ from simretro.files import atomic_file, atomic_folder, recover_folder
 REPOSITORY = Path(__file__).parents[1]
 CONTENTS = st.dictionaries(st.sampled_from(["a", "b", "sub/c", "sub/deep/d"]), st.binary(max_size=20), min_size=1)
 
+DEAD = 4_194_303  # the id of no process: one below the limit of Linux
+
 
 def write(folder, contents):
     for name, content in contents.items():
@@ -245,11 +247,11 @@ def test_old_folder_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
 
 
 def test_recovery_takes_the_latest_of_several(tmp_path):
-    for name, content, seconds in ((".model.old-1-a", b"older", 100), (".model.old-2-b", b"newer", 200)):
+    for name, content, seconds in ((f".model.old-{DEAD}-a", b"older", 100), (f".model.old-{DEAD}-b", b"newer", 200)):
         write(tmp_path / name, {"a": content})
         os.utime(tmp_path / name, (seconds, seconds))
     assert not recover_folder(tmp_path / "other")
-    with pytest.warns(UserWarning, match=r"put back from \.model\.old-2-b"):
+    with pytest.warns(UserWarning, match=rf"put back from \.model\.old-{DEAD}-b"):
         assert recover_folder(tmp_path / "model")
     assert read(tmp_path / "model") == {"a": b"newer"}
     assert not recover_folder(tmp_path / "model")
@@ -310,3 +312,17 @@ def test_kill_at_any_moment_leaves_the_old_or_the_new_folder(tmp_path):
     assert run.returncode == 0, "there are more calls to kill at than were tried"
     # the kills hit before, between and after the two renames
     assert {(False, False), (True, False), (False, True)} == set(states)
+
+
+def test_a_reader_leaves_alone_what_a_living_writer_has_moved_aside(tmp_path):
+    (tmp_path / f".model.old-{os.getpid()}-a").mkdir()
+    assert not recover_folder(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_killed_writers_left_unfinished_is_removed(tmp_path):
+    dead, living = (tmp_path / f".model.tmp-{pid}-a" for pid in (DEAD, os.getpid()))
+    dead.mkdir(), living.mkdir()
+    with atomic_folder(tmp_path / "model") as staging:
+        (staging / "file").write_text("x")
+    assert not dead.exists() and living.exists()

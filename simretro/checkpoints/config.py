@@ -36,7 +36,7 @@ def read_json(path: str | Path, kind: type = dict):
         raise CheckpointError(f"{path} does not exist.") from error
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}, line {error.lineno}: no valid JSON ({error.msg}).") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, kind):
         raise CheckpointError(f"{path} must hold a JSON {kind.__name__}; received {type(content).__name__}.")

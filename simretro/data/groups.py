@@ -107,9 +107,10 @@ def _parse(raw, path, line):
         ) from None
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers that are too long, brackets that are too deep
+        reason = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(
-            f"{place}: must be one whole JSON object, as {_EXAMPLE}, but {error.msg} (column {error.colno}); received "
+            f"{place}: must be one whole JSON object, as {_EXAMPLE}, but {reason}; received "
             f"{_short(text)}. Write a line break within a text as \\n: raw ones, as in the sample file published with "
             "SimBERT, cut a record into lines that are no JSON."
         ) from None

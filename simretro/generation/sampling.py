@@ -11,6 +11,7 @@ from simretro.models.compiled import compiled
 # would halve the speed.
 _NUCLEUS_CANDIDATES = 256
 _FORBIDDEN = -1e9
+_COLDEST = 1e-6  # below it logits / temperature leaves float32, and the most probable token has all the probability
 
 
 def generate(
@@ -115,14 +116,14 @@ def _check_sampling(n, top_k, top_p, temperature):
             raise ValueError(f"`{name}` must be at least 1; received {value}.")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"`top_p` must be in (0, 1]; received {top_p}.")
-    if temperature < 0:
-        raise ValueError(f"`temperature` must not be negative; received {temperature}.")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"`temperature` must be finite and not negative; received {temperature}.")
 
 
 def _sample(model, source_ids, allowed, uniforms, options):
     max_new_tokens, end_id, n, top_k, top_p, temperature, min_new_tokens, forbidden_ids = options
     vocab_size = model.config["vocab_size"]
-    greedy = temperature == 0 or top_k == 1
+    greedy = temperature < _COLDEST or top_k == 1
     candidates = 1 if greedy else min(top_k or (_NUCLEUS_CANDIDATES if top_p else vocab_size), vocab_size)
     ban = banned_logits(model.config, end_id, forbidden_ids)
 
@@ -144,10 +145,10 @@ def _drawer(candidates, top_p, greedy, min_new_tokens, uniforms, temperature, ba
     """Returns draw(t, logits (R, V)) -> int32 (R,)."""
 
     def draw(t, logits):
-        logits = logits + ban[ops.cast(t + 1 >= min_new_tokens, "int32")]
+        forbidden = ban[ops.cast(t + 1 >= min_new_tokens, "int32")]
         if greedy:
-            return ops.cast(ops.argmax(logits, axis=-1), "int32")
-        logits = logits / temperature
+            return ops.cast(ops.argmax(logits + forbidden, axis=-1), "int32")
+        logits = logits / temperature + forbidden  # in this order: no temperature makes a ban weak
         ids = None
         if candidates < logits.shape[-1] or top_p:
             logits, ids = ops.top_k(logits, candidates)

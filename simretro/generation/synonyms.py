@@ -54,9 +54,9 @@ class SynonymGenerator:
         texts = [text_or_texts] if isinstance(text_or_texts, str) else list(text_or_texts)
         if not texts:
             return []
-        tokenizer = self.tokenizer
+        tokenizer, encoder = self.tokenizer, self.sentence_encoder.encoder
         outputs = generate(
-            self.sentence_encoder.encoder,
+            encoder,
             self._source_ids(texts, maxlen),
             maxlen - 1,  # so that [CLS] output [SEP] has at most `maxlen` tokens
             tokenizer.sep_token_id,
@@ -66,7 +66,8 @@ class SynonymGenerator:
             temperature,
             seed,
             min_new_tokens=2,  # an empty sentence is no synonym
-            forbidden_ids=tokenizer.special_ids,
+            # Rows that pad the token table are no tokens either.
+            forbidden_ids=[*tokenizer.special_ids, *range(tokenizer.vocab_size, encoder.config["vocab_size"])],
         )
         candidates = self._candidates(texts, outputs)
         results = self._ranked(texts, candidates, k, batch_size)

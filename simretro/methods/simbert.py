@@ -61,7 +61,7 @@ class SimBERT(AdditiveLossModel):
             )
         if tokenizer is not None:
             check_vocabulary(encoder.config, tokenizer)
-        if temperature <= 0:
+        if not 0 < temperature < float("inf"):
             raise ValueError(f"`temperature` must be positive; received {temperature}.")
         if min(seq2seq_weight, similarity_weight, mlm_weight) < 0:
             raise ValueError(
@@ -92,22 +92,27 @@ class SimBERT(AdditiveLossModel):
 
         The index is dropped: its vectors are those of the weights before.
         """
-        self._check_positions("x", x)
-        self._check_positions("validation_data", validation_data)
+        self._check_batches("x", x)
+        self._check_batches("validation_data", validation_data)
         self.index = None
         return super().fit(x, *args, validation_data=validation_data, **kwargs)
 
     def evaluate(self, x=None, *args, **kwargs):
         """As `keras.Model.evaluate`. Rows longer than the position table are refused."""
-        self._check_positions("x", x)
+        self._check_batches("x", x)
         return super().evaluate(x, *args, **kwargs)
 
-    def _check_positions(self, name, data):
-        limit = max_tokens(self.encoder.config)
-        if not isinstance(data, SimilarPairs) or limit is None:
+    def _check_batches(self, name, data):
+        if not isinstance(data, SimilarPairs):
             return
-        longest = data.batch(0, 0)["token_ids"].shape[1]  # batch 0 is the longest of all
-        if longest > limit:
+        batch = data.batch(0, 0)
+        if "masked_ids" in batch and not self.mlm_weight:
+            raise ValueError(
+                f"`{name}` masks source tokens (`mlm_rate`), but `mlm_weight` is 0: nothing would predict them."
+            )
+        limit = max_tokens(self.encoder.config)
+        longest = batch["token_ids"].shape[1]  # batch 0 is the longest of all
+        if limit is not None and longest > limit:
             raise ValueError(
                 f"The batches of `{name}` have up to {longest} tokens a row, but the encoder has {limit} positions. "
                 "Give the data a smaller `maxlen`: a row holds two sentences."
@@ -219,6 +224,10 @@ class SimBERT(AdditiveLossModel):
             batch_size: int, see `encode`.
         Returns: the index, also kept as `self.index`.
         """
+        if isinstance(texts, str):
+            raise TypeError(
+                "`texts` must be a list of str; received one str. Read a file into a list of its lines first."
+            )
         texts = list(texts)
         self.index = build_index(self.encode(texts, batch_size), texts, kind, self.fingerprint())
         return self.index

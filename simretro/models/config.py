@@ -22,3 +22,8 @@ def check_vocabulary(config: dict, tokenizer) -> None:
             f"`tokenizer` has {tokens} tokens, but the token table of the encoder has {rows} rows. Are vocabulary and "
             "weights of one model, and was the checkpoint loaded with the `keep_tokens` of this vocabulary?"
         )
+    if tokenizer.pad_token_id != config["pad_token_id"]:
+        raise ValueError(
+            f"`tokenizer` pads with id {tokenizer.pad_token_id}, but the config of the encoder has `pad_token_id` "
+            f"{config['pad_token_id']}: padding would be read as text. Are they of one model?"
+        )

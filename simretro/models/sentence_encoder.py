@@ -37,7 +37,7 @@ class SentenceEncoder:
         tokenizer: of `simretro.tokenizers`.
         pooling: "cls" (first token), "mean" (over the tokens of a text) or "pooler" (dense layer on the first token).
         normalize: bool, whether vectors have length 1 unless `encode` is told otherwise.
-        maxlen: int, longest text in tokens, the special ones included; None = what the position table allows.
+        maxlen: int, longest text in tokens, the special ones included; None = `max_position_embeddings` of the config.
     Raises: ValueError for a pooling that the encoder cannot give, or a `maxlen` beyond the position table.
     """
 
@@ -54,7 +54,8 @@ class SentenceEncoder:
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.normalize = normalize
-        self.maxlen = maxlen or limit
+        # A rotary model has no limit, but the work grows with the square of the length.
+        self.maxlen = maxlen or limit or encoder.config["max_position_embeddings"]
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, revision: str | None = None, **overrides) -> "SentenceEncoder":
@@ -133,7 +134,7 @@ class SentenceEncoder:
             texts: iterable of str (a single str is an error: it would be read letter by letter).
             batch_size: int, texts of 64 tokens in a batch; of shorter texts a batch holds more, of longer ones fewer.
             normalize: bool, vectors of length 1; None = as the encoder was made.
-            show_progress: bool; None = for inputs of 2,000 texts or more.
+            show_progress: bool; None = for lists of 2,000 texts or more.
         Returns: float32 (N, hidden size), in the order of the texts; (0, hidden size) for none.
         Raises: TypeError if `texts` is a str or holds anything else; ValueError if `batch_size` is below 1.
         """
@@ -144,7 +145,7 @@ class SentenceEncoder:
         normalize = self.normalize if normalize is None else normalize
         total = len(texts) if hasattr(texts, "__len__") else None
         if show_progress is None:
-            show_progress = total is None or total >= _LONG_INPUT
+            show_progress = total is not None and total >= _LONG_INPUT
         progress = keras.utils.Progbar(total, unit_name="text") if show_progress and total != 0 else None
         windows, done = [], 0
         for window in _windows(texts):

@@ -44,6 +44,9 @@ def load_weights(model, weights: dict, source: str, new_parts: Iterable[str] = (
     ]
     if missing or unexpected or misshapen:
         raise ValueError(_describe(source, missing, unexpected, misshapen))
+    broken = [name for name, array in weights.items() if not np.isfinite(np.asarray(array).astype("float32")).all()]
+    if broken:
+        raise ValueError(f"The weights of {source} are damaged, they hold NaN or infinity: {', '.join(broken)}.")
     for name, variable in variables.items():
         if name in weights:
             variable.assign(np.asarray(weights[name]).astype("float32"))

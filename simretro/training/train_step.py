@@ -27,6 +27,8 @@ class AdditiveLossModel(keras.Model):
     so this adds no negatives.
     """
 
+    micro_batches = 1
+
     def compile(self, *args, micro_batches: int = 1, jit_compile="auto", **kwargs):
         """As `keras.Model.compile`.
 

@@ -25,7 +25,7 @@ def test_home_folder(folder, monkeypatch):
 
 
 def test_folder_that_a_killed_run_has_left_aside(folder):
-    folder.rename(folder.with_name(".model.old-1-2"))
+    folder.rename(folder.with_name(".model.old-4194303-2"))
     with pytest.warns(UserWarning, match="put back"):
         assert read_checkpoint(folder).source == str(folder / "model.safetensors")
 
