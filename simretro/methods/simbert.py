@@ -162,6 +162,8 @@ class SimBERT(AdditiveLossModel):
     def _similarity_loss(self, y_pred, normalizers):
         vectors = y_pred["sentence_vectors"]
         all_vectors, row_offset = gather_rows(ops.cast(vectors, "float32"))
+        if keras.backend.backend() == "tensorflow":
+            _refuse_odd_rows(all_vectors)
         loss, accuracy = in_batch_similarity_loss(vectors, self.temperature, all_vectors, row_offset)
         rows = ops.cast(ops.shape(vectors)[0], "float32")
         self._track("similarity", loss, accuracy, rows)
@@ -318,6 +320,16 @@ class SimBERT(AdditiveLossModel):
     def from_config(cls, config, custom_objects=None):
         encoder = keras.saving.deserialize_keras_object(config["encoder"], custom_objects=custom_objects)
         return cls(**{**config, "encoder": encoder})
+
+
+def _refuse_odd_rows(vectors):
+    """Where the shape is known the loss itself refuses; in `fit` it is known in the step only."""
+    import tensorflow as tf
+
+    message = (
+        "A batch must have an even number of rows, two for each pair: use an even `batch_size`, or `SimilarPairs`."
+    )
+    tf.debugging.assert_equal(tf.shape(vectors)[0] % 2, 0, message)
 
 
 def _count(labels):

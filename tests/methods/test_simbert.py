@@ -130,6 +130,28 @@ def test_index_finds_itself_and_refuses_another_model(kind, tmp_path):
         simbert.load_index(tmp_path / "index")
 
 
+@tensorflow_only
+def test_an_odd_batch_of_ones_own_is_refused():
+    simbert = toy.make_simbert()
+    rows = toy.make_data(simbert)[0]
+    simbert.evaluate(rows, batch_size=4, verbose=0)
+    with pytest.raises(Exception, match="even number of rows"):
+        simbert.evaluate(rows, batch_size=3, verbose=0)
+
+
+def test_masked_data_without_a_loss_for_it_are_refused():
+    with pytest.raises(ValueError, match="`mlm_rate`.*`mlm_weight` is 0"):
+        trained(toy.make_simbert(), mlm_rate=0.3)
+
+
+def test_a_tokenizer_that_pads_with_another_id_is_refused():
+    encoder = toy.make_simbert().encoder
+    vocab = toy.make_tokenizer().vocab
+    swapped = {**vocab, "[PAD]": vocab["[UNK]"], "[UNK]": vocab["[PAD]"]}
+    with pytest.raises(ValueError, match="pads with id 1.*`pad_token_id` 0"):
+        SimBERT(encoder, toy.Tokenizer(swapped))
+
+
 def test_plain_functions_are_the_methods():
     simbert = toy.make_simbert()
     options = {"seed": 3, "maxlen": 8, "with_scores": True}
@@ -152,8 +174,13 @@ def test_bad_arguments_are_named():
         simbert.gen_synonyms("ab", k=0)
     with pytest.raises(ValueError, match="`format`.*'pickle'"):
         simbert.save_pretrained("somewhere", format="pickle")
+    for temperature in (float("nan"), float("inf"), -0.1):
+        with pytest.raises(ValueError, match="`temperature`"):
+            simbert.gen_synonyms("ab", temperature=temperature, maxlen=8)
     with pytest.raises(TypeError, match="encode\\(\\[text\\]\\)"):
         simbert.encode("ab")
+    with pytest.raises(TypeError, match="one str"):
+        simbert.build_index("ab")
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
