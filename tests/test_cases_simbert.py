@@ -426,4 +426,6 @@ def test_most_similar_ranks_by_cosine_and_gives_at_most_what_there_is(chinese):
         order = np.argsort(-cosines)
         assert [text for text, _ in neighbours] == [texts[i] for i in order]
         np.testing.assert_allclose([score for _, score in neighbours], cosines[order], atol=1e-5)
-    assert simbert.most_similar(texts[1], topn=2) == found[1][:2]
+    alone = simbert.most_similar(texts[1], topn=2)  # encoded alone: the last bits may differ
+    assert [text for text, _ in alone] == [text for text, _ in found[1][:2]]
+    np.testing.assert_allclose([score for _, score in alone], [score for _, score in found[1][:2]], atol=1e-5)
