@@ -65,11 +65,19 @@ def peer(config, weights, model_class, config_class, prefix, **options):
     return model.double()
 
 
+def peer_mask(attention_mask):
+    """A mask of queries and keys as the installed transformers takes it: since 5 it is added to the scores."""
+    mask = torch.tensor(attention_mask)
+    if mask.ndim < 3 or int(transformers.__version__.split(".")[0]) < 5:
+        return mask
+    return torch.where(mask[:, None] > 0, 0.0, -1e9).double()
+
+
 def compare(model, config, weights, token_ids, segment_ids, application, attention_mask, atol=1e-9):
     with torch.no_grad():
         out = model(
             torch.tensor(token_ids),
-            attention_mask=torch.tensor(attention_mask),
+            attention_mask=peer_mask(attention_mask),
             token_type_ids=torch.tensor(np.minimum(segment_ids, config["type_vocab_size"] - 1)),
             output_hidden_states=True,
         )
