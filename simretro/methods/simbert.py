@@ -11,7 +11,7 @@ from simretro.data import SimilarPairs
 from simretro.generation import SynonymGenerator
 from simretro.losses import fused_cross_entropy, in_batch_similarity_loss
 from simretro.models import SentenceEncoder, load_pretrained, write_folder
-from simretro.models.config import check_vocabulary, max_tokens
+from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.retrieval import build_index, load_index
 from simretro.training.distribution import gather_rows
 from simretro.training.train_step import AdditiveLossModel
@@ -68,9 +68,7 @@ class SimBERT(AdditiveLossModel):
                 "`seq2seq_weight`, `similarity_weight` and `mlm_weight` must not be negative; "
                 f"received {seq2seq_weight}, {similarity_weight} and {mlm_weight}."
             )
-        limit = max_tokens(encoder.config)
-        if maxlen is not None and limit is not None and maxlen > limit:
-            raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
+        check_maxlen(encoder.config, maxlen)
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.temperature = temperature

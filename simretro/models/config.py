@@ -10,6 +10,13 @@ def max_tokens(config: dict) -> int | None:
     return config["max_position_embeddings"] - config["position_offset"]
 
 
+def check_maxlen(config: dict, maxlen: int | None) -> None:
+    """Raises ValueError if texts of `maxlen` tokens are longer than the position table; None is always fine."""
+    limit = max_tokens(config)
+    if maxlen is not None and limit is not None and maxlen > limit:
+        raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
+
+
 def check_vocabulary(config: dict, tokenizer) -> None:
     """Raises ValueError, naming both sizes, if tokenizer and token table are not of one vocabulary.
 

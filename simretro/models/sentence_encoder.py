@@ -13,7 +13,7 @@ from keras import ops
 from simretro.checkpoints import Checkpoint, read_checkpoint
 from simretro.models.builder import build_transformer_model
 from simretro.models.compiled import compiled
-from simretro.models.config import check_vocabulary, max_tokens
+from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.folders import write_folder
 from simretro.models.weights import named_variables
 from simretro.ops import unit_vectors
@@ -47,9 +47,8 @@ class SentenceEncoder:
         if pooling == "pooler" and encoder.pooler is None:
             raise ValueError("`pooling='pooler'` needs an encoder built with `with_pool`.")
         check_vocabulary(encoder.config, tokenizer)
+        check_maxlen(encoder.config, maxlen)
         limit = max_tokens(encoder.config)
-        if maxlen is not None and limit is not None and maxlen > limit:
-            raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.pooling = pooling

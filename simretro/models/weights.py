@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from keras import ops
 
-# Parts that a file may have and a model may not, or the other way round.
-OPTIONAL_PARTS = ("pooler", "mlm_head")
+from simretro.checkpoints.variables import OPTIONAL_PARTS
 
 
 def named_variables(model) -> dict:
