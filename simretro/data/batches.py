@@ -3,9 +3,9 @@
 import numpy as np
 
 from simretro.data.masking import choose_masked, corrupt, listed
-from simretro.data.plan import round_up
 from simretro.data.settings import PairSettings
 from simretro.data.table import GroupTable, ranges
+from simretro.tokenizers.rows import round_up
 
 
 class BatchMaker:

@@ -1,23 +1,21 @@
 """Batches of pairs of similar texts, as SimBERT is trained on."""
 
-import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
-import keras
 import numpy as np
 
+from simretro.arguments import warn
 from simretro.data.batches import BatchMaker
+from simretro.data.epochs import EpochDataset
 from simretro.data.groups import as_groups
 from simretro.data.plan import BATCH_STREAM, Planner
 from simretro.data.settings import PairSettings
 from simretro.data.table import build_table
 
-_PLANS_KEPT = 2
 
-
-class SimilarPairs(keras.utils.PyDataset):
+class SimilarPairs(EpochDataset):
     """Batches of pairs of texts that mean the same, for `SimBERT.fit`.
 
     Every epoch each group yields one pair of two of its texts, drawn at random. In a batch no two pairs have texts of
@@ -38,17 +36,7 @@ class SimilarPairs(keras.utils.PyDataset):
     Batch 0 of an epoch is the longest, padded to what a batch can have at most: what does not fit into memory fails
     at once, and Keras, which fixes every dimension that batches 0 and 1 share, sees which dimensions vary.
 
-    In `fit` epochs advance by themselves. Give `shuffle=False`, or Keras draws the order of the batches from Python's
-    global random numbers: they stay the same, but a run can no longer be resumed within an epoch. `evaluate` on the
-    data that are being trained on advances them, too; give validation data `fixed=True`. In a loop of your own:
-    `data.resume(epoch)`, then `for batch in data`.
-
-    After `resume(epoch, step)` the next pass begins at batch `step` of that epoch, and later ones are whole. A callback
-    that calls it in `on_epoch_begin`, as `TrainingCheckpoint` does, may do so in each epoch and on all backends; before
-    `fit` it is for a new data set, or for TensorFlow without a strategy. Since `fit` counts the batches beforehand, the
-    short pass should be ended by the callback, by raising StopIteration in `on_train_batch_begin` of the batch that is
-    not there: left to find out by itself that the data are over, Keras warns, and TensorFlow's graph counts one update
-    more in `optimizer.iterations` and draws the seeds of one more dropout.
+    See `EpochDataset` for `fit`, `resume` and `fixed`.
 
     Args:
         groups: path of a file (see `iter_groups`), or iterable of `Group` or of sequences of str.
@@ -78,8 +66,6 @@ class SimilarPairs(keras.utils.PyDataset):
         have two different texts.
     """
 
-    _stacklevel = 2  # of warnings, to where the object is made
-
     def __init__(
         self,
         groups: str | Path | Iterable,
@@ -100,7 +86,6 @@ class SimilarPairs(keras.utils.PyDataset):
         window_batches: int = 64,
         fixed: bool = False,
     ):
-        super().__init__()
         settings = PairSettings(
             pairs_per_batch=pairs_per_batch,
             maxlen=maxlen,
@@ -117,18 +102,17 @@ class SimilarPairs(keras.utils.PyDataset):
         settings.check(tokenizer)
         whole_word = settings.masks and (whole_word or segment is not None)
         self.table = self._make_table(groups, tokenizer, maxlen - 2, segment if settings.masks else None, whole_word)
-        self.seed, self.fixed = seed, fixed
+        self.seed, self._tokenizer, self._settings = seed, tokenizer, settings
+        self._whole_word = whole_word
         self._planner = Planner(self.table, settings)
         self._maker = BatchMaker(self.table, tokenizer, settings)
         self._max_masked = self._maker.max_masked(self._planner.max_text_length) if mlm_rate else 0
-        self._plans, self._lock = {}, threading.Lock()
-        self._position = (0, 0)  # epoch, and the batch that its pass begins with
-        self._within_pass = self._pass_complete = self._was_reset = False
+        super().__init__(self._planner.num_batches, fixed)
         if self._planner.needs_separation:
             # Groups that cannot be kept apart should be told of here and not in the middle of `fit`.
             self._plan(0)
         for note in [*self.table.notes, *self._planner.notes]:
-            warnings.warn(note, stacklevel=self._stacklevel)
+            warn(note)
         self._num_told = len(self._planner.notes)
 
     @property
@@ -136,41 +120,14 @@ class SimilarPairs(keras.utils.PyDataset):
         """Pairs of an epoch, what `drop_remainder` drops included."""
         return self._planner.num_pairs
 
-    @property
-    def state(self) -> tuple[int, int]:
-        """(epoch, step) that the current pass began with, as for `resume`.
+    def _make_plan(self, epoch):
+        return self._planner.plan(epoch)
 
-        How many of its batches were trained on only the training knows: they are asked for ahead of time.
-        """
-        return self._position
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of an epoch; within a pass of `fit` that `resume` made shorter, those of the pass."""
-        return self._planner.num_batches - self._offset()
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        if not 0 <= index < self.num_batches:
-            raise IndexError(f"`index` must be in [0, {self.num_batches}); received {index}.")
-        if self._within_pass and index == self.num_batches - 1:
-            self._pass_complete = True
-        return self.batch(self._position[0], index + self._offset())
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """The rest of the current epoch, from where `resume` has set it."""
-        epoch, step = self._position
-        return (self.batch(epoch, index) for index in range(step, self._planner.num_batches))
-
-    def batch(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Batch `index` of an epoch, whatever the data set's position is; with `fixed` of epoch 0."""
-        planner, epoch = self._planner, 0 if self.fixed else epoch
-        plan = self._plan(epoch)
+    def _make_batch(self, plan, epoch, index) -> dict[str, np.ndarray]:
+        planner = self._planner
         for note in planner.notes[self._num_told :]:
             self._num_told += 1
-            warnings.warn(note, stacklevel=2)
+            warn(note)
         chosen = slice(plan.starts[index], plan.starts[index + 1])
         at_least = (0 if planner.varies else planner.max_length, 0, 0)
         if index == 0:
@@ -180,44 +137,19 @@ class SimilarPairs(keras.utils.PyDataset):
         rng = np.random.default_rng([self.seed, BATCH_STREAM, epoch, index])
         return self._maker.make(plan.first[chosen], plan.second[chosen], rng, at_least)
 
-    def resume(self, epoch: int, step: int = 0) -> None:
-        """Sets the next pass: epoch `epoch`, from its batch `step` on.
+    def is_of(self, tokenizer) -> bool:
+        """Whether the ids are those of this tokenizer, or of one that makes the same."""
+        return tokenizer is self._tokenizer or tokenizer.fingerprint() == self._tokenizer.fingerprint()
 
-        Args:
-            epoch: int >= 0.
-            step: int, batches of that epoch that are done; all of them: the next epoch begins.
-        Raises: ValueError if one is out of range.
+    def facts(self) -> dict:
+        """What decides the batches, as JSON values: a checkpoint keeps it, to notice other data.
+
+        Of the texts their numbers: reading them all again for a checksum would take too long for large files.
         """
-        if epoch < 0 or not 0 <= step <= self._planner.num_batches:
-            raise ValueError(
-                f"`epoch` must not be negative and `step` in [0, {self._planner.num_batches}], an epoch's batches; "
-                f"received epoch {epoch}, step {step}. Give the data and settings of the interrupted run."
-            )
-        self._position = (epoch + 1, 0) if step == self._planner.num_batches else (epoch, step)
-        self._within_pass = self._pass_complete = False
-
-    def on_epoch_begin(self) -> None:
-        """Called by Keras: a pass begins."""
-        self._within_pass, self._pass_complete = True, False
-
-    def on_epoch_end(self) -> None:
-        """Called by Keras, also before the first pass; the next epoch begins if all batches of this one were taken."""
-        # `fit` resets its data before training. On some backends it has taken a batch by then, to build the model.
-        if self._was_reset and self._within_pass and self._pass_complete and not self.fixed:
-            self._position = (self._position[0] + 1, 0)
-        self._was_reset, self._within_pass = True, False
-
-    def _offset(self):
-        # Before a pass Keras counts the batches once for all epochs of `fit`: there the count must be a whole epoch's.
-        return self._position[1] if self._within_pass and self._was_reset else 0
-
-    def _plan(self, epoch):
-        with self._lock:  # Keras asks from a thread of its own
-            if epoch not in self._plans:
-                while len(self._plans) >= _PLANS_KEPT:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[epoch] = self._planner.plan(epoch)
-            return self._plans[epoch]
+        table = self.table
+        facts = {"groups": table.num_groups, "texts": table.num_texts, "tokens": len(table.token_ids)}
+        settings = {**asdict(self._settings), "whole_word": self._whole_word}
+        return {**facts, **settings, "tokenizer": self._tokenizer.fingerprint()}
 
     def _make_table(self, groups, tokenizer, limit, segment, whole_word):
         return build_table(as_groups(groups), tokenizer, limit, segment, whole_word)

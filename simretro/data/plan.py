@@ -7,6 +7,7 @@ import numpy as np
 from simretro.data.conflicts import Conflicts, is_hub, separate
 from simretro.data.settings import PairSettings
 from simretro.data.table import GroupTable, ranges
+from simretro.tokenizers.rows import round_up
 
 # First numbers behind the seed, so that no two kinds of draws share a stream of random numbers.
 PLAN_STREAM, BATCH_STREAM, STATIC_STREAM = 1, 2, 3
@@ -30,11 +31,6 @@ class EpochPlan(NamedTuple):
     first: np.ndarray
     second: np.ndarray
     starts: np.ndarray
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The next multiple of `multiple` that is not below `number`."""
-    return -(-int(number) // multiple) * multiple
 
 
 def batch_sizes(num_pairs: int, pairs_per_batch: int, min_batches: int, drop_remainder: bool) -> list[int]:
@@ -87,7 +83,7 @@ class Planner:
         self._set_bounds(settings.length_multiple)
         self.notes: list[str] = []  # what has to be told, for warnings
         self._note_small_batches(settings.pairs_per_batch)
-        self._left_out_noted = False
+        self._left_out_noted = self._lonely_noted = False
 
     @property
     def num_batches(self) -> int:
@@ -276,6 +272,7 @@ class Planner:
         batches = batch_of[chosen]
         if not self.drop_remainder:
             self._note_left_out(len(batch_of) - len(chosen), epoch)
+            self._note_lonely(int(np.sum(np.bincount(batches) == 1)), epoch)
             return chosen, batches
         counts = np.bincount(batches, minlength=self.num_batches)
         missing = np.repeat(np.arange(self.num_batches), self.sizes[0] - counts)
@@ -306,4 +303,13 @@ class Planner:
                 f"{number} of {self.num_pairs} pairs are left out of epoch {epoch}, and so in others: their texts are "
                 "in so many groups that they would be false negatives in each batch. Merge groups that mean the same, "
                 "or lower `pairs_per_batch`."
+            )
+
+    def _note_lonely(self, number, epoch):
+        if number and not self._lonely_noted:
+            self._lonely_noted = True
+            self.notes.append(
+                f"{number} of {self.num_batches} batches of epoch {epoch} have one pair, and so in others: without "
+                "negatives its similarity loss is 0 and its accuracy 1. Too many groups have texts in common: merge "
+                "groups that mean the same, or give more of them."
             )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
+from simretro.arguments import check_int
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class PairSettings:
             ("length_multiple", 1, "1 pads to the longest row"),
             ("window_batches", 1, "1 does not sort by length"),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-                raise ValueError(f"`{name}` must be an int of at least {least}, since {why}; received {value!r}.")
+            check_int(name, getattr(self, name), least, why)
 
     def _check_rates(self):
         for name in ("mlm_rate", "corruption_rate"):

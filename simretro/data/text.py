@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from simretro.tokenizers.rows import round_up
+
 # Where a text may be cut, the best places first. A full stop needs white space behind it and a comma no digit, or
 # numbers, versions and addresses would count as clauses.
 _CLAUSE_ENDS = [
@@ -88,7 +90,7 @@ def sequence_padding(
     arrays = [np.asarray(sequence) for sequence in inputs]
     if length is None:
         longest = np.max([array.shape[:seq_dims] for array in arrays], axis=0) if arrays else [0] * seq_dims
-        length = [-(-int(size) // multiple_of) * multiple_of for size in longest]
+        length = [round_up(size, multiple_of) for size in longest]
     elif isinstance(length, int | np.integer):
         length = [int(length)] * seq_dims
     if dtype is None:

@@ -3,6 +3,11 @@
 import numpy as np
 
 
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple of `multiple` that is not below `number`."""
+    return -(-int(number) // multiple) * multiple
+
+
 def longest_first(first: np.ndarray, second: np.ndarray, budget: int) -> list[np.ndarray]:
     """Lengths of A and of B, both (N,), that sum to `budget` at most.
 
@@ -43,7 +48,7 @@ def lay_out(
     cls, sep, pad = specials
     first_end = lengths[0] + 2
     row_end = first_end if len(lengths) == 1 else first_end + separators + lengths[1]
-    width = -(-int(row_end.max(initial=0)) // multiple) * multiple
+    width = round_up(row_end.max(initial=0), multiple)
     rows = np.arange(len(first_end))
     token_ids = np.full((len(rows), width), pad, np.int32)
     token_ids[:, :1] = cls

@@ -1,5 +1,6 @@
 """The promises of `SimilarPairs`: who is in a batch together, what the arrays hold, and that it can be repeated."""
 
+import json
 import warnings
 
 import numpy as np
@@ -404,3 +405,26 @@ def test_pad_id_need_not_be_zero():
     tokenizer.pad_token_id, tokenizer.unk_token_id = 1, 0
     batch = SimilarPairs([["w1", "w2 w3"], ["w4", "w5"]], tokenizer)[0]
     assert set(batch["token_ids"][:, -1]) == {1} and not np.any(batch["segment_ids"][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:.*are left out of epoch")
+def test_batches_of_one_pair_are_told():
+    """Three of the four groups share a text, so one of two batches gets a single pair: no negatives."""
+    groups = [["w1", "w2", "w0"], ["w3", "w4", "w0"], ["w5", "w6", "w0"], ["w7", "w8"]]
+    with pytest.warns(UserWarning, match="of 2 batches of epoch 0 have one pair"):
+        data = SimilarPairs(groups, TOKENIZER, 2)
+    assert 1 in np.diff(data._plan(0).starts)
+
+
+def test_facts_tell_data_sets_apart():
+    def facts(groups=(("w1", "w2"), ("w3", "w4"), ("w5", "w6")), tokenizer=TOKENIZER, **settings):
+        return SimilarPairs(groups, tokenizer, 2, **settings).facts()
+
+    same = facts()
+    assert json.loads(json.dumps(same)) == same == facts(fixed=True)
+    assert same["groups"] == 3 and same["texts"] == same["tokens"] == 6
+    for others in (
+        {"seed": 1}, {"mlm_rate": 0.2}, {"tokenizer": ToyTokenizer(["x"])},
+        {"groups": [["w1", "w2"], ["w3", "w4 w5"], ["w5", "w6"]]},
+    ):  # fmt: skip
+        assert facts(**others) != same
