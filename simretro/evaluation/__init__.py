@@ -1,8 +1,11 @@
-"""Metrics of sentence vectors: labelled pairs, retrieval within groups, a baseline without learning, intervals."""
+"""Metrics of sentence vectors and of rankings: pairs, groups, retrieval collections, baselines, intervals, tests."""
 
 from simretro.evaluation.baselines import tfidf_vectors
+from simretro.evaluation.bitext import BitextAccuracy, bitext_accuracy
 from simretro.evaluation.bootstrap import bootstrap_interval
+from simretro.evaluation.collections import RetrievalCollection, read_beir
 from simretro.evaluation.groups import GroupRetrieval, bigram_overlap, group_retrieval
+from simretro.evaluation.mr_tydi import MrTyDiResult, evaluate_mr_tydi
 from simretro.evaluation.pairs import (
     LabelledPair,
     PairMetrics,
@@ -11,17 +14,53 @@ from simretro.evaluation.pairs import (
     pair_metrics,
     read_labelled_pairs,
 )
+from simretro.evaluation.passages import search_passages
+from simretro.evaluation.ranking import Qrels, RetrievalResult, Run, fuse_runs, ranked, retrieval_metrics
+from simretro.evaluation.search import bm25_run, evaluate_retrieval, search_collection
+from simretro.evaluation.significance import PairedDifference, paired_difference
+from simretro.evaluation.tatoeba import BitextResult, TextPair, evaluate_bitext, evaluate_tatoeba, read_tatoeba
+from simretro.evaluation.trec import read_qrels, read_run, write_run
+from simretro.evaluation.xor_retrieve import XorRetrieveResult, evaluate_xor_retrieve, word_tokenizer
 
 __all__ = [
+    "BitextAccuracy",
+    "BitextResult",
     "GroupRetrieval",
     "LabelledPair",
+    "MrTyDiResult",
     "PairMetrics",
+    "PairedDifference",
+    "Qrels",
+    "RetrievalCollection",
+    "RetrievalResult",
+    "Run",
+    "TextPair",
+    "XorRetrieveResult",
     "bigram_overlap",
+    "bitext_accuracy",
+    "bm25_run",
     "bootstrap_interval",
+    "evaluate_bitext",
+    "evaluate_mr_tydi",
     "evaluate_pairs",
+    "evaluate_retrieval",
+    "evaluate_tatoeba",
+    "evaluate_xor_retrieve",
+    "fuse_runs",
     "group_retrieval",
     "pair_cosines",
     "pair_metrics",
+    "paired_difference",
+    "ranked",
+    "read_beir",
     "read_labelled_pairs",
+    "read_qrels",
+    "read_run",
+    "read_tatoeba",
+    "retrieval_metrics",
+    "search_collection",
+    "search_passages",
     "tfidf_vectors",
+    "word_tokenizer",
+    "write_run",
 ]

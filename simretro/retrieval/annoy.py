@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from simretro.arguments import check_int
 from simretro.retrieval.exact import exact_search, rescore
 from simretro.retrieval.index import MANIFEST, VectorIndex, checked_file
 
@@ -91,10 +92,8 @@ class AnnoyIndex(VectorIndex):
         self._trees = None
 
     def _set(self, n_trees, search_k, seed):
-        for name, value in (("n_trees", n_trees), ("search_k", 1 if search_k is None else search_k), ("seed", seed)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"`{name}` must be a whole number of at least 1; received {value!r}.")
-        self.n_trees, self.search_k, self.seed = int(n_trees), search_k and int(search_k), int(seed)
+        self.n_trees, self.seed = check_int("n_trees", n_trees, 1), check_int("seed", seed, 1)
+        self.search_k = None if search_k is None else check_int("search_k", search_k, 1)
 
     def _settings(self):
         return {"n_trees": self.n_trees, "search_k": self.search_k, "seed": self.seed}

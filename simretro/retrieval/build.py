@@ -3,6 +3,9 @@
 import os
 from collections.abc import Sequence
 
+from numpy.typing import ArrayLike
+
+from simretro.files import read_whole
 from simretro.retrieval.annoy import AnnoyIndex
 from simretro.retrieval.exact import ExactIndex
 from simretro.retrieval.index import MANIFEST, VectorIndex, read_manifest
@@ -14,7 +17,7 @@ EXACT_UP_TO = 100_000
 
 
 def build_index(
-    vectors, texts: Sequence[str], kind: str | None = None, fingerprint: str | None = None
+    vectors: ArrayLike, texts: Sequence[str], kind: str | None = None, fingerprint: str | None = None
 ) -> VectorIndex:  # fmt: skip
     """Builds an index of texts and their vectors.
 
@@ -47,7 +50,11 @@ def load_index(folder: str | os.PathLike, fingerprint: str | None = None) -> Vec
     Returns: the index; its vectors are mapped, not read.
     Raises: FileNotFoundError or ValueError, see `VectorIndex.load`.
     """
-    folder, manifest = read_manifest(folder)
-    if manifest["kind"] not in KINDS:
-        raise ValueError(f"{folder / MANIFEST}: unknown kind {manifest['kind']!r}; known are {sorted(KINDS)}.")
-    return KINDS[manifest["kind"]].load(folder, fingerprint)
+
+    def read():
+        path, manifest = read_manifest(folder)
+        if manifest["kind"] not in KINDS:
+            raise ValueError(f"{path / MANIFEST}: unknown kind {manifest['kind']!r}; known are {sorted(KINDS)}.")
+        return KINDS[manifest["kind"]].load(path, fingerprint)
+
+    return read_whole(folder, read)

@@ -12,13 +12,14 @@ The folder is written aside and renamed, so an interrupted or failed save leaves
 
 import json
 import os
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from simretro.files import atomic_folder, recover_folder
+from simretro.arguments import check_int
+from simretro.files import atomic_folder, crc32_of, read_whole, recover_folder
 
 FORMAT = "simretro-index"
 VERSION = 1
@@ -26,7 +27,7 @@ MANIFEST, VECTORS, TEXTS = "index.json", "vectors.npy", "texts.jsonl"
 _BLOCK_ROWS = 8192  # rows normalised at once: the float64 copy stays small
 
 
-def normalize_rows(vectors, name="vectors"):
+def normalize_rows(vectors: ArrayLike, name: str = "vectors") -> np.ndarray:
     """L2-normalises each row; a row of zeros stays zero.
 
     Args:
@@ -113,7 +114,7 @@ class VectorIndex:
         view.flags.writeable = False
         return view
 
-    def add(self, vectors, texts: Sequence[str]) -> None:
+    def add(self, vectors: ArrayLike, texts: Sequence[str]) -> None:
         """Adds texts with their vectors; the first has the id `len(self)`.
 
         Args:
@@ -140,7 +141,7 @@ class VectorIndex:
         self._texts.extend(texts)
         self._changed()
 
-    def search(self, vectors, topn: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, vectors: ArrayLike, topn: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """Finds the texts nearest to each query by cosine.
 
         Args:
@@ -150,15 +151,14 @@ class VectorIndex:
             scores by ascending id.
         Raises: ValueError for a wrong `topn` or dimension, naming both dimensions.
         """
-        if isinstance(topn, bool) or not isinstance(topn, (int, np.integer)) or topn < 1:
-            raise ValueError(f"`topn` must be a whole number of at least 1; received {topn!r}.")
+        topn = check_int("topn", topn, 1)
         queries = normalize_rows(self._checked(vectors, "vectors"))
-        found = min(int(topn), len(self))
+        found = min(topn, len(self))
         if not found or not len(queries):
             return np.zeros((len(queries), found), "float32"), np.zeros((len(queries), found), "int64")
         return self._search(queries, found)
 
-    def most_similar(self, vectors, topn: int = 10) -> list[list[tuple[str, float]]]:
+    def most_similar(self, vectors: ArrayLike, topn: int = 10) -> list[list[tuple[str, float]]]:
         """Like `search`, with texts: for each query a list of (text, cosine), best first."""
         scores, ids = self.search(vectors, topn)
         return [
@@ -167,8 +167,11 @@ class VectorIndex:
         ]
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes the index to a folder, in place of what was there; on any error what was there stays."""
-        with atomic_folder(folder) as temporary:
+        """Writes the index to a folder, in place of what was there; on any error what was there stays.
+
+        Raises: ValueError if the folder holds a model or the checkpoints of a training run.
+        """
+        with atomic_folder(folder, "an index") as temporary:
             temporary = Path(temporary)
             np.save(temporary / VECTORS, self._buffer[: len(self)], allow_pickle=False)
             with open(temporary / TEXTS, "wb") as file:
@@ -178,7 +181,7 @@ class VectorIndex:
             checked = [TEXTS, *self._save_more(temporary)]
             files = {name: {"bytes": (temporary / name).stat().st_size} for name in (VECTORS, *checked)}
             for name in checked:
-                files[name]["crc32"] = _crc32(temporary / name)
+                files[name]["crc32"] = crc32_of(temporary / name)
             manifest = {
                 "format": FORMAT, "version": VERSION, "kind": self.kind, "size": len(self),
                 "dimension": self.dimension, "fingerprint": self.fingerprint, "settings": self._settings(),
@@ -200,13 +203,17 @@ class VectorIndex:
         Raises: FileNotFoundError or ValueError that names the file, when one is missing or damaged; ValueError that
             names both fingerprints, when the index is of another model.
         """
-        folder, manifest = read_manifest(folder)
-        check_fingerprint(folder, manifest["fingerprint"], fingerprint)
-        index = cls(fingerprint=manifest["fingerprint"])
-        index._texts = _read_texts(folder, manifest)
-        index._buffer = _open_vectors(folder, manifest)
-        index._load_more(folder, manifest)
-        return index
+
+        def read():
+            path, manifest = read_manifest(folder)
+            check_fingerprint(path, manifest["fingerprint"], fingerprint)
+            index = cls(fingerprint=manifest["fingerprint"])
+            index._texts = _read_texts(path, manifest)
+            index._buffer = _open_vectors(path, manifest)
+            index._load_more(path, manifest)
+            return index
+
+        return read_whole(folder, read)
 
     # What a subclass may say.
     def _search(self, queries, topn):
@@ -250,7 +257,7 @@ class VectorIndex:
         return buffer
 
 
-def read_manifest(folder):
+def read_manifest(folder: str | os.PathLike) -> tuple[Path, dict]:
     """Reads and checks `index.json`; returns the folder as a Path and the manifest."""
     folder = Path(folder)
     recover_folder(folder)
@@ -274,7 +281,7 @@ def read_manifest(folder):
     return folder, manifest
 
 
-def check_fingerprint(folder, stored, wanted):
+def check_fingerprint(folder: Path, stored: str | None, wanted: str | None) -> None:
     """Refuses an index whose vectors come from another model than the queries will."""
     if wanted is None or stored == wanted:
         return
@@ -285,7 +292,7 @@ def check_fingerprint(folder, stored, wanted):
     )
 
 
-def checked_file(folder, manifest, name):
+def checked_file(folder: Path, manifest: dict, name: str) -> Path:
     """Returns the path of a file of the index after comparing its size, and its checksum where one was written."""
     path, facts = folder / name, manifest["files"].get(name)
     if facts is None:
@@ -295,17 +302,9 @@ def checked_file(folder, manifest, name):
     size = path.stat().st_size
     if size != facts["bytes"]:
         raise ValueError(f"{path} is damaged: it has {size} bytes instead of {facts['bytes']}. Build the index again.")
-    if "crc32" in facts and _crc32(path) != facts["crc32"]:
+    if "crc32" in facts and crc32_of(path) != facts["crc32"]:
         raise ValueError(f"{path} is damaged: its checksum is not the one of {MANIFEST}. Build the index again.")
     return path
-
-
-def _crc32(path):
-    checksum = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
 
 
 def _read_texts(folder, manifest):

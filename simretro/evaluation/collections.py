@@ -1,0 +1,196 @@
+"""Retrieval collections: documents, queries and judgements, and the BEIR folders that hold them."""
+
+import codecs
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from simretro.arguments import warn
+from simretro.evaluation.ranking import Qrels
+from simretro.evaluation.trec import read_qrels
+
+_SHOWN = 5  # ids in a message
+
+
+@dataclass(frozen=True)
+class RetrievalCollection:
+    """Documents to search, queries, and which documents answer which query. All ids are strings.
+
+    Args:
+        documents: {document id: text}; the text may be empty.
+        queries: {query id: text}.
+        qrels: {query id: {document id: grade}}; a grade of 1 or more says that the document is relevant.
+    Raises: ValueError if there is no document, no query or no judgement, if an id or a text is no str, a grade no int,
+        or if `qrels` name a query or a document that does not exist.
+    """
+
+    documents: Mapping[str, str]
+    queries: Mapping[str, str]
+    qrels: Qrels
+
+    def __post_init__(self):
+        for name in ("documents", "queries", "qrels"):
+            values = getattr(self, name)
+            if not isinstance(values, Mapping) or not values:
+                shown = f"an empty {type(values).__name__}" if isinstance(values, Mapping) else type(values).__name__
+                raise ValueError(f"`{name}` must be a dict with at least one entry; received {shown}.")
+        for name in ("documents", "queries"):
+            for key, text in getattr(self, name).items():
+                if not isinstance(key, str) or not isinstance(text, str):
+                    raise ValueError(f"`{name}` must map str to str; received {key!r}: {_short(text)}.")
+        for query, grades in self.qrels.items():
+            for document, grade in grades.items():
+                if isinstance(grade, bool) or not isinstance(grade, int):
+                    raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
+        problems = _unknown(self.documents, self.queries, self.qrels)
+        if problems:
+            raise ValueError(f"`qrels` must name ids of `queries` and `documents` only: {problems}.")
+
+    def __repr__(self) -> str:
+        judged = sum(len(grades) for grades in self.qrels.values())
+        return (
+            f"RetrievalCollection({len(self.documents)} documents, {len(self.queries)} queries, {judged} judged pairs)"
+        )
+
+
+def read_beir(folder: str | os.PathLike, split: str = "test", unknown_ids: str = "error") -> RetrievalCollection:
+    """Reads a folder in BEIR's layout.
+
+    `corpus.jsonl` has `_id`, `text` and perhaps `title` on each line, `queries.jsonl` has `_id` and `text`,
+    `qrels/<split>.tsv` has lines `query-id<TAB>corpus-id<TAB>score` with or without a header. Ids that are numbers in
+    the JSON become strings. Of the queries, those that the split judges are kept.
+
+    A document is its title, a space and its text. Where the text begins with the title already, up to case and white
+    space, the title is not put before it once more.
+
+    Args:
+        folder: path of the folder.
+        split: name of the file in `qrels/`.
+        unknown_ids: "error", or "drop" = judgements of unknown queries and documents are left out, with a warning that
+            counts them.
+    Returns: the `RetrievalCollection`.
+    Raises:
+        FileNotFoundError: for a missing file; for an unknown split it names those that there are.
+        ValueError: naming file and line, for a line that is no such record, a repeated id, or contradicting judgements;
+            for unknown ids, with their number.
+    """
+    if unknown_ids not in ("error", "drop"):
+        raise ValueError(f'`unknown_ids` must be "error" or "drop"; received {unknown_ids!r}.')
+    folder = Path(folder)
+    judgements = folder / "qrels" / f"{split}.tsv"
+    for path in (folder / "corpus.jsonl", folder / "queries.jsonl"):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: {folder} is no folder in BEIR's layout, or no whole one.")
+    if not judgements.is_file():
+        splits = sorted(path.stem for path in judgements.parent.glob("*.tsv"))
+        raise FileNotFoundError(f"{judgements} is missing; `split` must be one of {splits}.")
+    documents = _read_texts(folder / "corpus.jsonl", _document_text)
+    queries = _read_texts(folder / "queries.jsonl", _query_text)
+    qrels = read_qrels(judgements)
+    problems = _unknown(documents, queries, qrels)
+    if problems and unknown_ids == "error":
+        raise ValueError(
+            f"{judgements}: {problems}. Complete the folder, or leave these judgements out with "
+            '`unknown_ids="drop"`; documents that cannot be found are then not counted as missed.'
+        )
+    if problems:
+        warn(f"{judgements}: {problems}; these judgements are left out.")
+        known = {q: {d: grade for d, grade in grades.items() if d in documents} for q, grades in qrels.items()}
+        qrels = {q: grades for q, grades in known.items() if q in queries and grades}
+        if not qrels:
+            raise ValueError(f"{judgements}: no judgement is left. The ids must be those of corpus and queries.")
+    return RetrievalCollection(documents, {q: text for q, text in queries.items() if q in qrels}, qrels)
+
+
+def with_title(title: str, text: str) -> str:
+    """Title and text of a document as one text.
+
+    Returns: `title text`, or `text` alone where it begins with the title up to case and white space.
+    """
+    title, text = title.strip(), text.strip()
+    start, whole = (" ".join(part.split()).casefold() for part in (title, text))
+    # "Win" is no title of "Winter is coming", but "Win" is one of "Win. The story ...".
+    repeated = whole.startswith(start) and not (start[-1:].isalnum() and whole[len(start) : len(start) + 1].isalnum())
+    return text if repeated else f"{title} {text}".strip()
+
+
+def _read_texts(path, text_of: Callable):
+    texts, lines = {}, {}
+    for line, record in _records(path):
+        where = f"{path}, line {line}"
+        key = _id(record, where)
+        if key in texts:
+            raise ValueError(f"{where}: the id {key!r} stands in line {lines[key]} too. Each id must occur once.")
+        texts[key], lines[key] = text_of(record, where), line
+    if not texts:
+        raise ValueError(f"{path} holds no record.")
+    return texts
+
+
+def _records(path) -> Iterator[tuple[int, dict]]:
+    """Yields (line, object) of a file of JSON lines."""
+    with open(path, "rb") as file:
+        for line, raw in enumerate(file, 1):
+            raw = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
+            if not raw.strip():
+                continue
+            try:
+                record = json.loads(raw.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{path}, line {line}: not a JSON object in UTF-8 ({error}); received {_short(raw)}."
+                ) from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {line}: must be a JSON object; received {_short(record)}.")
+            yield line, record
+
+
+def _id(record, where):
+    key = record.get("_id")
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)  # the judgements, text themselves, know it as a string
+    if not isinstance(key, str) or not key.strip():
+        raise ValueError(f"{where}: `_id` must be a str that is not empty; received {_short(key)}.")
+    return key
+
+
+def _document_text(record, where):
+    title = record.get("title")
+    return with_title("" if title is None else _text(title, "title", where), _text(record.get("text"), "text", where))
+
+
+def _query_text(record, where):
+    text = _text(record.get("text"), "text", where).strip()
+    if not text:
+        raise ValueError(f"{where}: `text` of a query must not be empty.")
+    return text
+
+
+def _text(text, key, where):
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: `{key}` must be a str; received {_short(text)}.")
+    return text
+
+
+def _unknown(documents, queries, qrels):
+    """What `qrels` name and nobody knows, in words; "" if all is well."""
+    lost_queries = [query for query in qrels if query not in queries]
+    lost = [document for grades in qrels.values() for document in grades if document not in documents]
+    parts = []
+    if lost_queries:
+        parts.append(f"{len(lost_queries)} of {len(qrels)} queries are unknown ({_list(lost_queries)})")
+    if lost:
+        judged = sum(len(grades) for grades in qrels.values())
+        parts.append(f"{len(lost)} of {judged} judged documents are unknown ({_list(list(dict.fromkeys(lost)))})")
+    return "; ".join(parts)
+
+
+def _list(ids):
+    return ", ".join(map(repr, ids[:_SHOWN])) + (", ..." if len(ids) > _SHOWN else "")
+
+
+def _short(value):
+    shown = repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:117]}..."

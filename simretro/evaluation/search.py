@@ -1,0 +1,136 @@
+"""Runs of a collection: by the vectors of an encoder, or by BM25."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from simretro.arguments import check_int
+from simretro.evaluation.collections import RetrievalCollection
+from simretro.evaluation.ranking import RetrievalResult, retrieval_metrics
+from simretro.retrieval import ExactIndex
+
+# A word of letters and digits; scripts that do not put spaces between words are cut into their characters.
+_WORDS = re.compile(
+    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    r"|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
+
+
+def search_collection(
+    encode: Callable,
+    collection: RetrievalCollection,
+    top_k: int = 100,
+    encode_queries: Callable | None = None,
+    block_size: int = 16_384,
+) -> dict[str, dict[str, float]]:
+    """Searches the documents nearest to each query by cosine, with the exact index.
+
+    Args:
+        encode: called with a list of M texts, returns numbers (M, d), which need not be normalised. Options go into a
+            function of one's own: `lambda texts: encoder.encode(texts, batch_size=64, show_progress=False)`.
+        collection: the documents and queries.
+        top_k: int >= 1, documents per query; at least the largest cut-off of the metrics.
+        encode_queries: as `encode`, for the queries; None = `encode`.
+        block_size: int >= 1, documents that are given to `encode` at once; all vectors stay in memory.
+    Returns: {query id: {document id: cosine}}, best first. Of documents with equal cosines at the end of the list,
+        those that come first in the collection are kept.
+    Raises: ValueError for a value out of range, or if `encode` returns another number of rows or numbers that are not
+        finite.
+    """
+    check_int("block_size", block_size, 1)
+    check_int("top_k", top_k, 1)
+    documents, index = list(collection.documents), ExactIndex()
+    for start in range(0, len(documents), block_size):
+        ids = documents[start : start + block_size]
+        index.add(_vectors(encode, [collection.documents[i] for i in ids], "encode"), ids)
+    name = "encode" if encode_queries is None else "encode_queries"
+    queries = _vectors(encode_queries or encode, list(collection.queries.values()), name)
+    scores, found = index.search(queries, top_k)
+    return {
+        query: {documents[i]: score for i, score in zip(row, row_scores, strict=True)}
+        for query, row, row_scores in zip(collection.queries, found.tolist(), scores.tolist(), strict=True)
+    }
+
+
+def evaluate_retrieval(
+    encode: Callable,
+    collection: RetrievalCollection,
+    metrics: Sequence[str] = ("nDCG@10", "RR@10", "R@100"),
+    top_k: int = 100,
+    encode_queries: Callable | None = None,
+    seed: int = 0,
+) -> RetrievalResult:
+    """Encodes a collection, searches it and measures what is found.
+
+    Args:
+        encode, collection, top_k, encode_queries: see `search_collection`.
+        metrics, seed: see `retrieval_metrics`.
+    Returns: a `RetrievalResult`: means, bootstrap intervals, the values of each query, and the run.
+    Raises: ImportError without `ir-measures`; ValueError, see the two functions.
+    """
+    run = search_collection(encode, collection, top_k, encode_queries)
+    return retrieval_metrics(run, collection.qrels, metrics, seed)
+
+
+def bm25_run(
+    collection: RetrievalCollection,
+    top_k: int = 100,
+    k1: float = 0.9,
+    b: float = 0.4,
+    tokenize: Callable[[str], Sequence[str]] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Searches by words, with `bm25s` (Lucene's formula): what an encoder should be compared with.
+
+    Where JAX is installed beside another backend, `bm25s` starts it, too.
+
+    Args:
+        collection: the documents and queries.
+        top_k: int >= 1, documents per query; documents that share no word with it are not among them.
+        k1, b: floats, saturation of the word counts and share of the length normalisation; as Anserini's.
+        tokenize: text -> words; None = letters and digits in lower case, no stemming, no stop words; Chinese characters
+            and Japanese ones are words each.
+    Returns: {query id: {document id: score}}, best first; equal scores in the order of the collection.
+    Raises: ImportError without `bm25s`, naming the extra; ValueError if `top_k` is below 1.
+    Reference: Robertson and Zaragoza, 2009, https://doi.org/10.1561/1500000019; Lù, 2024,
+        https://arxiv.org/abs/2407.03618
+    """
+    check_int("top_k", top_k, 1)
+    try:
+        import bm25s
+    except ImportError as error:
+        raise ImportError('BM25 needs bm25s: `pip install "simretro[eval]"`.') from error
+    tokenize = tokenize or _words
+    vocabulary, documents = {}, []
+    for text in collection.documents.values():
+        documents.append([vocabulary.setdefault(word, len(vocabulary)) for word in tokenize(text)])
+    if not vocabulary:
+        return {query: {} for query in collection.queries}
+    model = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+    model.index((documents, vocabulary), create_empty_token=False, show_progress=False)
+    ids, run = list(collection.documents), {}
+    for query, text in collection.queries.items():
+        known = [vocabulary[word] for word in tokenize(text) if word in vocabulary]
+        best = _best(model.get_scores_from_ids(known), top_k) if known else []
+        run[query] = {ids[place]: float(score) for place, score in best}
+    return run
+
+
+def _words(text):
+    return _WORDS.findall(text.lower())
+
+
+def _best(scores, top_k):
+    """(place, score) of the largest scores above 0, equal ones by place."""
+    places = np.flatnonzero(scores > 0)
+    if len(places) > top_k:
+        places = places[scores[places] >= np.partition(scores[places], -top_k)[-top_k]]
+    places = places[np.argsort(-scores[places], kind="stable")][:top_k]
+    return zip(places.tolist(), scores[places].tolist(), strict=True)
+
+
+def _vectors(encode, texts, name):
+    vectors = np.asarray(encode(texts))
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise ValueError(f"`{name}` must return a row per text; received shape {vectors.shape} for {len(texts)} texts.")
+    return vectors
