@@ -4,6 +4,9 @@ import importlib
 
 _HOMES = {
     "AdamW": "optimizers",
+    "EmbeddingMonitor": "embedding_monitor",
+    "LearningRate": "callbacks",
+    "PeriodicEvaluation": "periodic",
     "PiecewiseLinear": "schedules",
     "TerminateOnNonFinite": "callbacks",
     "Throughput": "callbacks",
@@ -12,7 +15,9 @@ _HOMES = {
     "averaged_weights": "averages",
     "build_optimizer": "optimizers",
     "check_distribution": "guards",
+    "embedding_statistics": "embedding_monitor",
     "latest_checkpoint": "store",
+    "mean_tokens_per_step": "callbacks",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,9 +1,10 @@
-"""Callbacks of any training: stop at the first loss that is no number, measure the speed."""
+"""Callbacks of any training: stop at the first loss that is no number, show speed and learning rate."""
 
 import math
 import time
 
 import keras
+import numpy as np
 
 from simretro.training.state import updates_done
 
@@ -64,20 +65,20 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
 
 
 class Throughput(keras.callbacks.Callback):
-    """Adds the training speed to the logs, where the progress bar and the history show it.
+    """Adds the training speed to the logs, where the progress bar and the history show it: `steps_per_s` and more.
 
     The mean over the epoch so far without its first step, which traces or compiles; validation and checkpoints
     do not count. Put it before callbacks that read the logs.
 
     Args:
-        rows_per_step: int; the logs get `rows_per_second`. None: `steps_per_second`.
-        unit: str, what a row is: "tokens" gives `tokens_per_second`. Default "rows".
+        rows_per_step: int; the logs get `rows_per_s`, too.
+        tokens_per_step: number; the logs get `tokens_per_s`, too. See `mean_tokens_per_step`.
     """
 
-    def __init__(self, rows_per_step: int | None = None, unit: str = "rows"):
+    def __init__(self, rows_per_step: int | None = None, tokens_per_step: float | None = None):
         super().__init__()
-        self.rows_per_step = 1 if rows_per_step is None else rows_per_step
-        self.name = f"{'steps' if rows_per_step is None else unit}_per_second"
+        per_step = {"steps": 1, "rows": rows_per_step, "tokens": tokens_per_step}
+        self.per_step = {f"{unit}_per_s": count for unit, count in per_step.items() if count is not None}
         self._start = self._seconds = 0.0
         self._steps = 0
         self._last_batch = None
@@ -100,4 +101,41 @@ class Throughput(keras.callbacks.Callback):
 
     def _log(self, logs):
         if logs is not None and self._seconds > 0:
-            logs[self.name] = self._steps * self.rows_per_step / self._seconds
+            logs.update({name: self._steps * count / self._seconds for name, count in self.per_step.items()})
+
+
+def mean_tokens_per_step(data, pad_token_id: int = 0, num_batches: int = 16) -> float:
+    """Mean number of tokens, without padding, in a batch of `data`; estimated from some of its batches.
+
+    A batch is on the device when a callback sees its step, so `Throughput` counts steps and takes this mean for each.
+
+    Args:
+        data: `keras.utils.PyDataset` whose items are dicts with `token_ids`.
+        pad_token_id: int, of the tokenizer.
+        num_batches: int >= 1, batches to look at, evenly spread over the epoch; all of them are exact.
+    """
+    total = data.num_batches
+    chosen = sorted({i * total // num_batches for i in range(num_batches)})
+    return sum(np.count_nonzero(data[index]["token_ids"] != pad_token_id) for index in chosen) / len(chosen)
+
+
+class LearningRate(keras.callbacks.Callback):
+    """Adds `learning_rate` to the logs: the one that the last update was made with.
+
+    Put it before callbacks that read the logs.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._value = 0.0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # A schedule is asked before the update: afterwards it gives the next one's, after the last update its end.
+        self._value = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.on_epoch_end(batch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs["learning_rate"] = self._value

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import keras
 
-from simretro.files import atomic_folder
+from simretro.arguments import check_int, warn
+from simretro.files import atomic_folder, recover_folder
 from simretro.training import store
 from simretro.training.averages import averaged_weights, exchange_averages
 from simretro.training.callbacks import divergence_error, non_finite_loss
@@ -77,14 +78,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         save_best: Callable[[Path], object] | None = None,
     ):
         super().__init__()
-        if every_steps is not None and (every_steps < 1 or data is None):
+        if every_steps is not None:
+            check_int("every_steps", every_steps, 1)
+        if every_steps is not None and data is None:
             raise ValueError(
-                f"`every_steps` must be at least 1 and needs `data`; received every_steps={every_steps!r}, "
-                f"data={'None' if data is None else type(data).__name__}. Within an epoch, only data with "
-                "`resume(epoch, step)` can go on where the training stopped."
+                f"`every_steps` needs `data`; received every_steps={every_steps!r}, data=None. Within an epoch, only "
+                "data with `resume(epoch, step)` can go on where the training stopped."
             )
-        if keep < 1:
-            raise ValueError(f"`keep` must be at least 1; received {keep!r}.")
+        check_int("keep", keep, 1)
         self.folder = Path(folder)
         self.monitor, self.keep, self.every_steps, self.save_best = monitor, keep, every_steps, save_best
         self.sign = _sign(monitor, mode)
@@ -111,7 +112,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 model and optimizer were made within its scope.
             data: the training data; None: as given to the constructor.
         Returns: int, the `initial_epoch` for `fit`; 0 where `folder` has no checkpoint yet.
-        Raises: ValueError naming all variables that do not fit, before any is assigned.
+        Raises: ValueError naming all variables that do not fit, before any is assigned; within an epoch also for other
+            data than those of the interrupted run, naming how they differ.
         """
         if data is not None:
             self.data = _checked_data(data)
@@ -145,9 +147,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
         Args:
             model: compiled `keras.Model`.
-        Raises: ValueError if there is no such file or it does not fit.
+        Raises: ValueError if there is no best model yet, if it is of another kind (`save_best`), or does not fit.
         """
         path = self.folder / "best"
+        if self.save_best is not None:
+            raise ValueError(f"{path} was written by `save_best`: load it with what belongs to that, not `load_best`.")
+        recover_folder(path)
+        if not path.is_dir():
+            raise ValueError(
+                f"There is no best model in {self.folder}. It is kept by `monitor`, here {self.monitor!r}, from the "
+                "first epoch on whose logs have that metric."
+            )
         variables, arrays = state_variables(model), {"model": store.read_arrays(path, "model")}
         _check_fit(variables, arrays, path)
         assign_variables(model, variables["model"], arrays["model"])
@@ -239,6 +249,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "step_in_epoch": step_in_epoch,
             "step": self.step,
             "num_batches": self.params.get("steps"),
+            "data": _facts(self.data),
             "best": self.best,
             "history": self.history,
         }
@@ -280,13 +291,21 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.best = best
 
     def _check_position(self, state, path):
+        different = _differences(state.get("data"), _facts(self.data))
         if not state["step_in_epoch"]:
+            if different:
+                warn(f"{path} is of a run on other data; now it goes on with these: {different}.")
             return
         if self.data is None:
             warnings.warn(
                 f"{path} was written within epoch {state['epoch'] + 1}. Without `data` that epoch starts again from "
                 "its first batch.",
                 stacklevel=3,
+            )
+        elif different:
+            raise ValueError(
+                f"{path} was written within an epoch, which other data cannot end. The `data` differ: {different}. "
+                "Give the data of the interrupted run, with the same settings."
             )
         elif self.data.num_batches != state["num_batches"]:
             raise ValueError(
@@ -345,6 +364,20 @@ def _checked_data(data):
     if data.num_batches is None:
         raise ValueError("`data` must have a fixed number of batches an epoch; received num_batches=None.")
     return data
+
+
+def _facts(data):
+    """What a data set says of itself by `facts()`, None where it has no such method."""
+    facts = getattr(data, "facts", None)
+    return facts() if callable(facts) else None
+
+
+def _differences(before, now):
+    """In words; empty where nothing is known of one of the two."""
+    if not before or not now:
+        return ""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"`{name}` was {before.get(name)!r}, is {now.get(name)!r}" for name in names)
 
 
 def _check_ready(model):

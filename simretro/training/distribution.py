@@ -4,8 +4,12 @@ JAX and torch get whole-batch semantics from their own sharding or run on one de
 identity there.
 """
 
+from typing import Any
+
 import keras
 from keras import ops
+
+Tensor = Any  # of the backend
 
 
 def _replica_context():
@@ -20,7 +24,7 @@ def _replica_context():
     return context
 
 
-def sum_over_replicas(x):
+def sum_over_replicas(x: Tensor) -> Tensor:
     """Sum of a tensor over all replicas; it carries no gradient.
 
     Args:
@@ -30,7 +34,7 @@ def sum_over_replicas(x):
     return x if context is None else context.all_reduce("SUM", ops.stop_gradient(x))
 
 
-def gather_rows(x):
+def gather_rows(x: Tensor) -> tuple[Tensor, Tensor | int]:
     """The rows of all replicas, and where this replica's rows begin; gradients flow back to their replica.
 
     Args:
@@ -45,7 +49,7 @@ def gather_rows(x):
     return context.all_gather(x, axis=0), offset
 
 
-def whole_batch_gradients(gradients, optimizer):
+def whole_batch_gradients(gradients: list, optimizer: keras.optimizers.Optimizer) -> list:
     """This replica's share of the whole batch's gradients, clipped as the optimizer says.
 
     Keras clips the gradients of each replica and sums afterwards, so that a clipped run on two devices is another run

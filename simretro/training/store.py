@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from simretro.files import atomic_file, atomic_folder, recover_folder
+from simretro.files import atomic_file, atomic_folder, recover_folder, remove_unfinished
 
 FORMAT_VERSION = 1
 POINTER = "latest.json"
@@ -40,8 +40,7 @@ def write_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("step-*", "best", POINTER):
-        _remove_leftovers(folder, f".{name}.tmp-*")  # of a killed run, as large as a checkpoint
+    remove_unfinished(folder, ("step-*", "best", POINTER))  # of a killed run, as large as a checkpoint
     path = folder / f"step-{step:08d}"
     try:
         with atomic_folder(path) as temporary:
@@ -115,15 +114,9 @@ def read_arrays(path: Path, group: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{file}: cannot be read ({error}). {_other_checkpoint(path)}") from error
 
 
-def _remove_leftovers(folder, pattern):
-    for path in folder.glob(pattern):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def _other_checkpoint(path):
+    if not path.name.startswith("step-"):  # the best model, to which no pointer leads
+        return "Train on to get another one."
     others = sorted(other.name for other in path.parent.glob("step-*") if other != path)
     pointer = path.parent / POINTER
     if others:
@@ -141,4 +134,4 @@ def _remove_all_but(folder, step, keep):
     kept = sorted(number for number in steps if number <= step)[-keep:]
     for number in sorted(set(steps) - set(kept)):
         shutil.rmtree(steps[number])
-    _remove_leftovers(folder, ".step-*.old-*")
+    remove_unfinished(folder, ["step-*"], ["old"])

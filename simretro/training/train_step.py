@@ -1,8 +1,11 @@
 """The training step of methods whose loss is a sum over rows, divided by counts of the whole batch."""
 
+import inspect
+
 import keras
 from keras import ops
 
+from simretro.arguments import check_int
 from simretro.training.callbacks import TerminateOnNonFinite
 from simretro.training.checkpoint import TrainingCheckpoint
 from simretro.training.distribution import sum_over_replicas, whole_batch_gradients
@@ -28,19 +31,20 @@ class AdditiveLossModel(keras.Model):
     """
 
     micro_batches = 1
+    rows_per_example = 1  # rows that belong together: micro-batches are not cut between them
 
     def compile(self, *args, micro_batches: int = 1, jit_compile="auto", **kwargs):
-        """As `keras.Model.compile`.
+        """As `keras.Model.compile`, without losses and metrics: the method has its own.
 
         Args:
             micro_batches: int, parts that a batch is worked through in. TensorFlow only.
             jit_compile: "auto" leaves XLA off on TensorFlow, where each new length would be compiled anew.
         Raises:
-            ValueError: if `micro_batches` is not a positive int.
+            ValueError: if `micro_batches` is not a positive int, or a loss or metrics are given.
             NotImplementedError: if `micro_batches` > 1 on a backend other than TensorFlow.
         """
-        if not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"`micro_batches` must be a positive int; received {micro_batches!r}.")
+        micro_batches = check_int("micro_batches", micro_batches, 1)
+        _refuse(keras.Model.compile, (self, *args), kwargs, ("loss", "loss_weights", "metrics", "weighted_metrics"))
         if micro_batches > 1 and keras.backend.backend() != "tensorflow":
             raise NotImplementedError(
                 f"`micro_batches={micro_batches}` needs the TensorFlow backend; this is {keras.backend.backend()}."
@@ -65,9 +69,13 @@ class AdditiveLossModel(keras.Model):
         resumed must meet them in the same order. And a loss that is no number ends the training with an error.
 
         Raises:
-            ValueError: before the first step, for what Keras cannot do under a `tf.distribute` strategy.
+            ValueError: before the first step: if the model is not compiled, for weights of samples or classes, or for
+                what Keras cannot do under a `tf.distribute` strategy.
             FloatingPointError: at the first step whose loss is not finite.
         """
+        if not self.compiled:
+            raise ValueError("The model must be compiled before `fit`: call `compile(optimizer)`.")
+        _refuse(keras.Model.fit, (self, x, *args), kwargs, ("sample_weight", "class_weight"))
         if keras.backend.backend() == "tensorflow":
             check_distribution(self.distribute_strategy, self.optimizer, self.jit_compile, self.steps_per_execution)
         if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -79,9 +87,24 @@ class AdditiveLossModel(keras.Model):
         return super().fit(x, *args, shuffle=shuffle, callbacks=callbacks, **kwargs)
 
     def normalizers(self, x):
+        """What the sums of the loss are divided by, to be defined in the subclass.
+
+        Args:
+            x: dict of tensors, some rows of a batch.
+        Returns: dict of float32 scalars, counts of these rows alone, which add up over the parts of a batch.
+        """
         raise NotImplementedError
 
     def additive_loss(self, x, y_pred, normalizers, training):
+        """A part's share of the batch's loss, to be defined in the subclass.
+
+        Args:
+            x: dict of tensors, the part's rows.
+            y_pred: what `call(x)` returned.
+            normalizers: dict, as of `normalizers`, of the whole batch: all parts and replicas.
+            training: bool.
+        Returns: float32 scalar: the part's sums divided by `normalizers`. Metrics are updated on the way.
+        """
         raise NotImplementedError
 
     def global_normalizers(self, x):
@@ -89,6 +112,7 @@ class AdditiveLossModel(keras.Model):
         return {name: ops.maximum(sum_over_replicas(count), 1.0) for name, count in self.normalizers(x).items()}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        _refuse_weights(sample_weight)
         return self.additive_loss(x, y_pred, self.global_normalizers(x), training)
 
     if keras.backend.backend() == "tensorflow":
@@ -96,7 +120,7 @@ class AdditiveLossModel(keras.Model):
         def train_step(self, data):
             import tensorflow as tf
 
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            x = _inputs(data)
             normalizers = self.global_normalizers(x)
             variables = self.trainable_variables
             total, gradients = 0.0, None
@@ -115,7 +139,7 @@ class AdditiveLossModel(keras.Model):
             return self._step_logs(x, total)
 
         def test_step(self, data):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            x = _inputs(data)
             loss = self.additive_loss(x, self(x, training=False), self.global_normalizers(x), training=False)
             return self._step_logs(x, loss)
 
@@ -132,16 +156,39 @@ class AdditiveLossModel(keras.Model):
                 return [x]
             size = tf.shape(next(iter(x.values())))[0]
             check = tf.debugging.assert_equal(
-                size % (2 * self.micro_batches),
+                size % (self.rows_per_example * self.micro_batches),
                 0,
-                "`micro_batches` must divide the number of pairs of each replica's batch; use data with "
-                "`drop_remainder=True` and a fitting `pairs_per_batch`.",
+                "`micro_batches` must divide the number of examples (a pair is one) of each replica's batch; use data "
+                "with `drop_remainder=True` and a fitting size of the batches.",
             )
             with tf.control_dependencies([check] if check is not None else []):
                 rows = size // self.micro_batches
             return [
                 {name: value[i * rows : (i + 1) * rows] for name, value in x.items()} for i in range(self.micro_batches)
             ]
+
+
+def _refuse(function, args, kwargs, names):
+    """Raises ValueError for arguments of a Keras method that would be silently ignored."""
+    given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    given |= given.pop("kwargs", {})
+    ignored = [name for name in names if given.get(name) is not None]
+    if ignored:
+        raise ValueError(
+            f"{', '.join(f'`{name}`' for name in ignored)} must be left out: the model computes its losses and metrics "
+            f"itself, from the batches alone; received {', '.join(repr(given[name])[:80] for name in ignored)}."
+        )
+
+
+def _inputs(data):
+    x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    _refuse_weights(sample_weight)
+    return x
+
+
+def _refuse_weights(sample_weight):
+    if sample_weight is not None:
+        raise ValueError("The data must hold no `sample_weight`: a row weighs what its tokens and pairs weigh.")
 
 
 def _add(a, b):

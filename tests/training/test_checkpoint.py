@@ -348,7 +348,7 @@ def test_training_metric_is_no_monitor(tmp_path):
     "options, message",
     [
         ({"every_steps": 2}, "`every_steps`.*needs `data`"),
-        ({"every_steps": 0, "data": Batches()}, "`every_steps` must be at least 1"),
+        ({"every_steps": 0, "data": Batches()}, "`every_steps` must be an int of at least 1"),
         ({"keep": 0}, "`keep`.*0"),
         ({"data": [1, 2]}, r"`data` must have a method `resume\(epoch, step\)`; received list"),
         ({"monitor": "val_score"}, '`mode` must be "min" or "max".*val_score'),
@@ -373,3 +373,47 @@ def test_bad_arguments(tmp_path, options, message):
 def test_direction_is_told_by_the_name(tmp_path, monitor, better, worse):
     sign = TrainingCheckpoint(tmp_path, monitor=monitor).sign
     assert sign * better > sign * worse
+
+
+class Described(Batches):
+    """Batches that say what decides them."""
+
+    def facts(self):
+        return {"seed": self.seed, "texts": 7}
+
+
+def test_other_data_of_the_same_size_are_noticed(tmp_path):
+    with pytest.raises(Stop):
+        fit(quick(), (data := Described()), TrainingCheckpoint(tmp_path, data, every_steps=1), [StopAt(step=3)])
+    with pytest.raises(ValueError, match="`data` differ: `seed` was 0, is 1. Give the data"):
+        TrainingCheckpoint(tmp_path, Described(seed=1)).restore(quick())
+    assert TrainingCheckpoint(tmp_path, Described()).restore(quick()) == 0
+    assert TrainingCheckpoint(tmp_path, Batches()).restore(quick()) == 0  # they say nothing of themselves
+
+
+def test_going_on_with_other_data_after_an_epoch_is_told(tmp_path):
+    data = Described()
+    fit(quick(), data, TrainingCheckpoint(tmp_path, data), epochs=1)
+    with pytest.warns(UserWarning, match="goes on with these: `seed` was 0, is 1") as told:
+        assert TrainingCheckpoint(tmp_path, Described(seed=1)).restore(quick()) == 1
+    assert told[0].filename == __file__
+
+
+def test_best_model_that_is_not_there_or_of_another_kind(tmp_path):
+    with pytest.raises(ValueError, match="no best model in .*kept by `monitor`, here 'val_score'"):
+        TrainingCheckpoint(tmp_path, monitor="val_score", mode="max").load_best(quick())
+    with pytest.raises(ValueError, match="best was written by `save_best`"):
+        TrainingCheckpoint(tmp_path, monitor="val_score", mode="max", save_best=print).load_best(quick())
+
+
+def test_best_model_is_put_back_after_a_kill_between_two_renames(tmp_path):
+    data, model = Batches(), quick()
+    checkpoint = TrainingCheckpoint(tmp_path, data, monitor="val_score", mode="max")
+    model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[Scores(0.2), checkpoint])
+    (tmp_path / "best").rename(tmp_path / ".best.old-4194303-a")
+    with pytest.warns(UserWarning, match="put back"):
+        checkpoint.load_best(quick())
+    (tmp_path / "best" / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ValueError, match="cannot be read") as error:
+        checkpoint.load_best(quick())
+    assert "latest.json" not in str(error.value)  # to which `best` is nothing

@@ -11,6 +11,8 @@ import pytest
 import simretro
 from simretro.training import latest_checkpoint, store
 
+DEAD = 4_194_303  # the id of no process: one below the limit of Linux
+
 
 def write(folder, step, keep=1, value=None, **state):
     array = np.full((3, 2), step if value is None else value, "float32")
@@ -52,11 +54,20 @@ def test_checkpoints_of_an_abandoned_future_go(tmp_path):
 
 
 def test_what_a_killed_run_left_is_removed_and_other_files_stay(tmp_path):
-    (tmp_path / ".step-00000009.tmp-1-ab").mkdir()
-    (tmp_path / ".latest.json.tmp-1-ab").write_text("{")
+    (tmp_path / f".step-00000009.tmp-{DEAD}-ab").mkdir()
+    (tmp_path / f".step-00000008.old-{DEAD}-ab").mkdir()
+    (tmp_path / f".latest.json.tmp-{DEAD}-ab").write_text("{")
     (tmp_path / "notes.txt").write_text("mine")
     write(tmp_path, 10)
     assert names(tmp_path) == ["latest.json", "notes.txt", "step-00000010"]
+
+
+def test_what_another_run_is_writing_stays(tmp_path):
+    """Two runs that share a folder by mistake must not break each other's saves."""
+    (tmp_path / f".step-00000009.tmp-{os.getppid()}-ab").mkdir()
+    (tmp_path / f".step-00000008.old-{os.getppid()}-ab").mkdir()
+    write(tmp_path, 10)
+    assert len(names(tmp_path)) == 4
 
 
 def test_full_disk_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
@@ -112,6 +123,9 @@ import os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 from simretro.training import store
+
+DEAD = 4_194_303  # the id of no process: one below the limit of Linux
+
 
 def write(folder, step):
     arrays = {"kernel": np.full((3, 2), step, "float32")}

@@ -1,0 +1,134 @@
+"""Do the sentence vectors of a fixed set of texts stay apart while a model trains?"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from simretro.arguments import warn
+from simretro.training.periodic import PeriodicEvaluation
+
+# Vectors that are below both have collapsed, see `EmbeddingMonitor`; the rank as a share of min(N - 1, d).
+_LEAST_STD = 0.01
+_LEAST_RANK_SHARE = 0.15
+_LEAST_TEXTS = 16
+# Singular values of unit vectors in float32 below this times sqrt(N) are rounding.
+_ROUNDING = 1e-6
+
+
+class EmbeddingMonitor(PeriodicEvaluation):
+    """Encodes the same texts at the end of each epoch, and every N steps, and logs how far apart their vectors are.
+
+    ```python
+    monitor = EmbeddingMonitor(model.encode, probe_texts, every_steps=500)
+    model.fit(data, epochs=5, callbacks=[monitor, checkpoint, keras.callbacks.TensorBoard("runs/logs")])
+    ```
+
+    The logs of the epoch get `embedding_std`, `embedding_uniformity`, `embedding_effective_rank` and
+    `embedding_mean_cosine`, see `embedding_statistics`. For the place in the list of callbacks, for steps, resuming and
+    averaged weights see `PeriodicEvaluation`.
+
+    Once a `fit`, there is a warning if the vectors have collapsed: `std` is below 0.01 and `effective_rank` below 15 %
+    of what it could be, min(N - 1, d). Neither alone is alarming. Untrained, and in the first hundred updates of an
+    MLM, the vectors of [CLS] nearly agree (`std` down to 0.001, mean cosine 0.999999), but they differ in 40 to 70 % of
+    the directions. Later a few directions may prevail (4 % in one MLM), with a `std` of 0.08 and more. Encoders that
+    too high a learning rate had killed ended below 0.0014 and 11 %. Measured on 200 abstracts with 1 to 12 blocks of
+    size 32 to 768; both limits lie in the middle. A loss that only pulls vectors together lowers `std` slowly, and so
+    does not set it off: look at the logs.
+
+    Args:
+        encode: called with the list of texts, returns numbers (N, d), without dropout and of any length.
+        texts: at least 16 strings, no two of them equal; some hundreds, as varied as the training data, are better.
+        every_steps: int >= 1; measures every so many steps, too. None: at the end of epochs only.
+        name: str, what the names in the logs begin with.
+    Raises: ValueError if an argument is out of range, or if vectors are not finite.
+    """
+
+    def __init__(self, encode: Callable, texts: Sequence[str], every_steps: int | None = None, name: str = "embedding"):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("`texts` must be a list of str.")
+        self.texts = list(texts)
+        if len(set(self.texts)) < max(_LEAST_TEXTS, len(self.texts)):
+            raise ValueError(
+                f"`texts` must be at least {_LEAST_TEXTS} and all different; received {len(self.texts)} texts, "
+                f"{len(set(self.texts))} different ones."
+            )
+        super().__init__(self._measure, every_steps, name)
+        self.encode = encode
+        self._warned = False
+        self._most_rank = 0
+
+    def _measure(self):
+        vectors = np.asarray(self.encode(self.texts))
+        if vectors.ndim != 2 or len(vectors) != len(self.texts):
+            raise ValueError(
+                f"`encode` must return a row per text; received shape {vectors.shape} for {len(self.texts)} texts."
+            )
+        self._most_rank = min(len(vectors) - 1, vectors.shape[1])
+        return embedding_statistics(vectors)
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._warned = False
+
+    def _run(self, step):
+        super()._run(step)
+        found = self.history[-1]
+        std, rank = found[f"{self.name}_std"], found[f"{self.name}_effective_rank"]
+        if self._warned or std >= _LEAST_STD or rank >= _LEAST_RANK_SHARE * self._most_rank:
+            return
+        self._warned = True
+        warn(
+            f"The sentence vectors have collapsed at update {step}: `{self.name}_std` is {std:.2g}, and they differ in "
+            f"{rank:.1f} of {self._most_rank} directions (`{self.name}_effective_rank`); the mean cosine of "
+            f"{len(self.texts)} different texts is {found[f'{self.name}_mean_cosine']:.7f}. Go back to a checkpoint "
+            "before it and try a lower `learning_rate`, more `warmup_steps` or gradient clipping."
+        )
+
+
+def embedding_statistics(vectors) -> dict[str, float]:
+    """How evenly vectors are spread over the directions; their lengths do not count.
+
+    With the unit vectors u_i, their mean over all pairs i < j and their centred matrix:
+
+    - `std`: standard deviation of a coordinate, mean over the coordinates, times sqrt(d); 1 = the same in all
+      directions, 0 = all vectors are equal;
+    - `uniformity`: log mean exp(-2 |u_i - u_j|^2), 0 = all equal, about -4 for many vectors in all directions;
+    - `effective_rank`: exp of the entropy of the singular values over their sum, the number of directions in which
+      the vectors differ, from 1 to min(N - 1, d); 0 = all are equal up to the rounding of float32;
+    - `mean_cosine`: mean of u_i · u_j, 1 = all equal.
+
+    Args:
+        vectors: numbers (N, d), N >= 2; a vector of zeros stays one.
+    Returns: {name: float}.
+    Raises: ValueError for another shape or numbers that are not finite.
+    Reference: Wang and Isola, 2020, https://arxiv.org/abs/2005.10242 (uniformity); Roy and Vetterli, 2007, The
+        effective rank, EUSIPCO.
+    """
+    vectors = np.asarray(vectors, "float64")
+    if vectors.ndim != 2 or len(vectors) < 2 or not vectors.shape[1]:
+        raise ValueError(f"`vectors` must be (N, d) with at least 2 rows; received shape {vectors.shape}.")
+    if not np.isfinite(vectors).all():
+        row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise ValueError(f"`vectors` must be finite; row {row} is not. The model may have diverged.")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(lengths > 0, lengths, 1)
+    centred = units - units.mean(axis=0)
+    left, right = np.triu_indices(len(units), k=1)
+    # From the centred vectors: of nearly equal ones the products of the units would leave only rounding.
+    squares = (centred**2).sum(axis=1)
+    distances = np.maximum(squares[left] + squares[right] - 2 * (centred @ centred.T)[left, right], 0)
+    return {
+        "std": float(centred.std(axis=0).mean() * centred.shape[1] ** 0.5),
+        "uniformity": float(np.log(np.exp(-2 * distances).mean())),
+        "effective_rank": _effective_rank(centred),
+        "mean_cosine": float((units @ units.T)[left, right].mean()),
+    }
+
+
+def _effective_rank(centred):
+    values = np.linalg.svd(centred, compute_uv=False)
+    values = values[values > _ROUNDING * len(centred) ** 0.5]
+    if not len(values):
+        return 0.0
+    shares = values / values.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
