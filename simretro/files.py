@@ -4,16 +4,29 @@ What a killed run leaves behind lies beside the target: `.<name>.tmp-*` is unfin
 `.<name>.old-*` is the previous folder of a run that was killed between two renames, see `recover_folder`.
 """
 
+import errno
+import glob
 import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
+_Result = TypeVar("_Result")
 _open_folders: set[Path] = set()  # what `atomic_folder` has handed out and not yet renamed
+_named_here: set[str] = set()  # names of siblings that this process has made
+# A file at the top of a folder, and what it makes of the folder.
+_SIGNS = {
+    "config.json": "a model",
+    "bert_config.json": "a model",
+    "index.json": "an index",
+    "latest.json": "the checkpoints of a training run",
+}
+_READ_ATTEMPTS = 3
 
 
 @contextmanager
@@ -51,7 +64,7 @@ def atomic_file(path: str | Path, mode: str = "wb", encoding: str = "utf-8") -> 
 
 
 @contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path, kind: str | None = None) -> Iterator[Path]:
     """Opens an empty folder that takes the place of `path` when the block ends, and only if it ends without an error.
 
     Blocks may be nested: opening the folder that an outer block has handed out hands it out again, and the outer
@@ -62,22 +75,22 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: the folder to write; missing parents are made. A symbolic link is followed.
+        kind: "a model" or "an index", what is written; a folder that holds something else of these, or the checkpoints
+            of a training run, is then not replaced. None = any folder is.
     Yields: the path of the folder to fill.
     Raises:
         NotADirectoryError: if `path` is a file.
-        ValueError: if `path` is the working directory or holds it.
+        ValueError: if `path` is the working directory or holds it, or holds something of another `kind`.
         OSError: what writing raises, a full disk for instance; `path` is then as it was.
     """
     target = Path(os.path.realpath(path))
     if target in _open_folders:
         yield target
         return
-    _check_replaceable(target)
+    _check_replaceable(target, kind)
     recover_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    for unfinished in _siblings(target, "tmp"):
-        if unfinished.is_dir() and not _writer_lives(unfinished):
-            shutil.rmtree(unfinished, ignore_errors=True)
+    remove_unfinished(target.parent, [glob.escape(target.name)])
     staging = _sibling(target, "tmp")
     try:
         staging.mkdir()
@@ -87,8 +100,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             shutil.copymode(target, staging)
         _sync_tree(staging)
         _swap(staging, target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
+        _explain_full_disk(error, target)
         raise
     finally:
         _open_folders.discard(staging)
@@ -117,7 +131,84 @@ def recover_folder(path: str | Path) -> bool:
     return True
 
 
-def _check_replaceable(target):
+def read_whole(folder: str | Path, read: Callable[[], _Result]) -> _Result:
+    """What `read()` makes of several files of a folder, all of one save.
+
+    A save that takes the folder's place meanwhile would mix the old files with the new ones: then it is read again.
+
+    Args:
+        folder: path of the folder; it may be missing.
+        read: callable without arguments; called once, and again after a change.
+    Raises: OSError if the folder has been replaced during each of some attempts; else what `read` raises.
+    """
+    folder = Path(folder)
+    for _ in range(_READ_ATTEMPTS):
+        with _watched(folder) as is_same:
+            try:
+                result = read()
+            except Exception:
+                if is_same():
+                    raise
+            else:
+                if is_same():
+                    return result
+    raise OSError(f"{folder} is being replaced over and over, so that it cannot be read. Wait for the writer to end.")
+
+
+@contextmanager
+def _watched(folder):
+    """Yields a function that tells whether the path still leads to the same folder."""
+    if os.name == "nt" or not folder.is_dir():
+        yield lambda: os.name == "nt" or not folder.is_dir()
+        return
+    handle = os.open(folder, os.O_RDONLY)  # held open, so that its number is not given to a new folder
+    try:
+        yield lambda: folder.is_dir() and os.path.samestat(os.fstat(handle), os.stat(folder))
+    finally:
+        os.close(handle)
+
+
+def remove_unfinished(folder: str | Path, names: Iterable[str], kinds: Iterable[str] = ("tmp",)) -> None:
+    """Removes what killed runs have left of files and folders; what a living writer is at stays.
+
+    Args:
+        folder: where they lie.
+        names: of what they were to become; may hold the wildcards of `Path.glob`.
+        kinds: "tmp" and "old", see the module.
+    """
+    for pattern in (f".{name}.{kind}-*" for name in names for kind in kinds):
+        for left in Path(folder).glob(pattern):
+            if _writer_lives(left):
+                continue
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def crc32_of(path: str | Path) -> int:
+    """CRC-32 of a file's content."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _explain_full_disk(error, target):
+    # Some libraries raise errors of their own that only quote the system's.
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        message = f"no room to write {target} ({error}). What was there is unharmed. Make room or name another disk."
+        raise OSError(errno.ENOSPC, message) from error
+
+
+def _check_replaceable(target, kind):
+    for name, held in _SIGNS.items() if kind else ():
+        if held != kind and (target / name).is_file():
+            raise ValueError(
+                f"`path` must not hold anything but {kind}, for the whole folder is replaced; {target} holds {held} "
+                f"({name}). Name a folder of its own."
+            )
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"`path` must be a folder; received the file {target}.")
     if os.path.ismount(target):
@@ -170,7 +261,9 @@ def _relative_files(folder):
 
 
 def _sibling(target, kind):
-    return target.with_name(f".{target.name}.{kind}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    sibling = target.with_name(f".{target.name}.{kind}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    _named_here.add(sibling.name)
+    return sibling
 
 
 def _siblings(target, kind):
@@ -183,6 +276,9 @@ def _siblings(target, kind):
 def _writer_lives(sibling):
     """Whether the process that named a sibling is still there."""
     pid = sibling.name.rsplit("-", 2)[-2]
+    if pid == str(os.getpid()):
+        # In a container that is started again the killed run had the same number.
+        return sibling.name in _named_here
     try:
         os.kill(int(pid), 0)
     except (ValueError, ProcessLookupError):

@@ -3,7 +3,9 @@
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
 from simretro.checkpoints.config import normalize_config, read_config
 from simretro.checkpoints.huggingface import write_huggingface
+from simretro.checkpoints.parts import write_parts
 from simretro.checkpoints.read import read_checkpoint
+from simretro.checkpoints.sentence_folder import write_pipeline
 from simretro.checkpoints.simretro_folder import write_simretro
 from simretro.checkpoints.tf1 import write_tf1
 from simretro.checkpoints.variables import slice_vocabulary, variable_shapes
@@ -17,6 +19,8 @@ __all__ = [
     "slice_vocabulary",
     "variable_shapes",
     "write_huggingface",
+    "write_parts",
+    "write_pipeline",
     "write_simretro",
     "write_tf1",
 ]

@@ -22,7 +22,8 @@ class Checkpoint:
         extras: what the folder says beyond the encoder, each only where it is said: `pooling` ("cls", "mean", ...;
             several are joined by "+"), `normalize` (bool), `maxlen` (int), `do_lower_case` (bool), `other_modules`
             (list of str: stages of a sentence-transformers pipeline that change the vectors and are not read), `facts`
-            (dict, of simretro's own folder).
+            (dict, what the writer knew of the training).
+        parts: {part: {name: array}}, what was trained beside the encoder.
     """
 
     config: dict
@@ -30,3 +31,4 @@ class Checkpoint:
     source: str
     tokenizer_folder: Path | None = None
     extras: dict = field(default_factory=dict)
+    parts: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)

@@ -43,6 +43,15 @@ def read_json(path: str | Path, kind: type = dict):
     return content
 
 
+def checked_facts(facts: Mapping | None) -> dict:
+    """Facts to be written with a model; raises TypeError or ValueError for what is no JSON: NaN and infinity, too."""
+    try:
+        json.dumps(dict(facts or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"`facts` must be JSON values, in which NaN and infinity are None: {error}.") from error
+    return dict(facts or {})
+
+
 def read_config(path: str | Path) -> dict:
     """The normalised config of a `bert_config.json` or of a Hugging Face `config.json`."""
     return normalize_config(read_json(path), source=str(path))
@@ -137,9 +146,28 @@ def _wrong_values(full):
     for key in ("hidden_act", "mlm_hidden_act"):
         if not isinstance(full[key], str):
             yield f"`{key}` must be the name of an activation; received {full[key]!r}."
-    hidden_size, heads = full["hidden_size"], full["num_attention_heads"]
-    if _is_int(hidden_size) and _is_int(heads) and heads > 0 and hidden_size % heads:
-        yield (f"`hidden_size` must be a multiple of `num_attention_heads`; received {hidden_size} and {heads}.")
+    yield from _wrong_sizes(full)
+
+
+def _wrong_sizes(full):
+    """Integers that do not go together; those that are wrong by themselves have been named."""
+    names = ("hidden_size", "num_attention_heads", "max_position_embeddings", "position_offset")
+    hidden_size, heads, rows, offset = (full[name] for name in names)
+    if not all(_is_int(full[name]) and full[name] >= _LEAST[name] for name in names):
+        return
+    rotary = full["position_embedding_type"] == "rotary"
+    if hidden_size % heads:
+        yield f"`hidden_size` must be a multiple of `num_attention_heads`; received {hidden_size} and {heads}."
+    elif rotary and hidden_size // heads % 2:
+        yield (
+            "`hidden_size` / `num_attention_heads` must be even for rotary positions, which turn pairs of numbers; "
+            f"received {hidden_size} and {heads}."
+        )
+    if not rotary and rows <= offset:
+        yield (
+            "`max_position_embeddings` must be above `position_offset`, the row of the first token; "
+            f"received {rows} and {offset}."
+        )
 
 
 def _unsupported(given, full):

@@ -5,15 +5,16 @@ Reference: https://github.com/huggingface/transformers
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from simretro.arguments import warn
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
-from simretro.checkpoints.config import MODEL_TYPES, normalize_config, read_json
+from simretro.checkpoints.config import MODEL_TYPES, checked_facts, normalize_config, read_json
+from simretro.checkpoints.parts import read_parts
 from simretro.checkpoints.sentence_folder import read_pipeline
 from simretro.checkpoints.tensors import Tensors, open_safetensors, open_torch
 from simretro.checkpoints.variables import NameMap, check_weights, match_variables, variable_shapes
@@ -54,6 +55,7 @@ _HARMLESS = (
     *("embeddings.position_ids", "embeddings.token_type_ids", "encoder.embed_positions.weight"),
     *("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
 )
+_FACTS = "simretro"  # our key in their config
 _OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
@@ -73,7 +75,9 @@ def read_huggingface(folder: Path) -> Checkpoint:
         ImportError: if there are only torch weights, and no torch.
     """
     folder, extras = read_pipeline(folder)
-    config = _read_config(folder / "config.json")
+    config, facts = _read_config(folder / "config.json")
+    if facts:
+        extras["facts"] = facts
     names = name_map(config["model_type"])
     copies = _copies(names)
     tensors = _canonical(_open_weights(folder), _PREFIX[config["model_type"]], copies)
@@ -84,10 +88,12 @@ def read_huggingface(folder: Path) -> Checkpoint:
     shapes = variable_shapes(config)
     weights = {name: names.ours(name, tensors.read(theirs), shapes[name]) for name, theirs in matched.items()}
     _check_tied(tensors, names, copies, weights)
-    return Checkpoint(config, weights, tensors.source, vocabulary, extras)
+    return Checkpoint(config, weights, tensors.source, vocabulary, extras, parts=read_parts(folder))
 
 
-def write_huggingface(folder: str | Path, config: Mapping, weights: Mapping[str, np.ndarray]) -> None:
+def write_huggingface(
+    folder: str | Path, config: Mapping, weights: Mapping[str, np.ndarray], facts: Mapping | None = None
+) -> None:
     """Writes `config.json` and `model.safetensors` that transformers loads without a missing variable.
 
     With an MLM head the folder is that of a `...ForMaskedLM`, else of a `...Model`. transformers has no class with
@@ -97,10 +103,12 @@ def write_huggingface(folder: str | Path, config: Mapping, weights: Mapping[str,
         folder: replaced as a whole, see `atomic_folder`; the caller's own open folder gets the files added.
         config: the config of the weights.
         weights: {our name: float array}, all of them.
+        facts: what is worth knowing of the training, JSON values; they go into `config.json`, as `simretro`.
     Raises: CheckpointError if weights and config do not fit, or transformers has no such model.
     """
     config = normalize_config(config)
     check_weights(config, weights)
+    told = {_FACTS: checked_facts(facts)} if facts else {}
     _check_expressible(config, with_mlm="mlm_head/bias" in weights)
     config, weights = _with_their_positions(config, _with_segments(config, weights))
     names, prefix = name_map(config["model_type"]), _PREFIX[config["model_type"]]
@@ -111,9 +119,9 @@ def write_huggingface(folder: str | Path, config: Mapping, weights: Mapping[str,
         arrays[own_prefix + names.foreign(name)] = names.theirs(name, np.asarray(array))
     if config["position_embedding_type"] == "rotary":
         arrays[(prefix if with_mlm else "") + "encoder.embed_positions.weight"] = _sinusoids(config)
-    with atomic_folder(folder) as staging:
+    with atomic_folder(folder, "a model") as staging:
         with atomic_file(staging / "config.json", "w") as file:
-            json.dump(_their_config(config, with_mlm), file, indent=2)
+            json.dump({**_their_config(config, with_mlm), **told}, file, indent=2)
             file.write("\n")
         save_file(arrays, staging / "model.safetensors", metadata={"format": "pt"})
 
@@ -124,7 +132,8 @@ def _read_config(path):
         architecture = str((content.get("architectures") or ["Bert"])[0])
         kinds = [kind for kind in MODEL_TYPES if architecture.startswith(_ARCHITECTURE[kind])]
         content = {**content, "model_type": kinds[0] if kinds else architecture}
-    return normalize_config(content, str(path))
+    facts = content.get(_FACTS, {})
+    return normalize_config(content, str(path)), facts if isinstance(facts, dict) else {}
 
 
 def _open_weights(folder):
@@ -199,10 +208,9 @@ def _check_expressible(config, with_mlm):
         raise CheckpointError('transformers has a `position_offset` for "roberta" and "xlm-roberta", not for "bert".')
     theirs = "gelu" if config["model_type"] in ("roberta", "xlm-roberta") else _their_activation(config["hidden_act"])
     if with_mlm and _their_activation(config["mlm_hidden_act"]) != theirs:
-        warnings.warn(
+        warn(
             f"transformers will compute the MLM head with {theirs!r}, for which this model has "
-            f"{config['mlm_hidden_act']!r}: its predictions will differ slightly, the encoder's vectors not.",
-            stacklevel=3,
+            f"{config['mlm_hidden_act']!r}: its predictions will differ slightly, the encoder's vectors not."
         )
 
 

@@ -10,7 +10,7 @@ from simretro.checkpoints.huggingface import WEIGHT_FILES, read_huggingface
 from simretro.checkpoints.keras_hub import read_keras_hub
 from simretro.checkpoints.simretro_folder import FORMAT, read_simretro
 from simretro.checkpoints.tf1 import find_prefix, read_tf1
-from simretro.files import recover_folder
+from simretro.files import read_whole, recover_folder
 
 
 def read_checkpoint(
@@ -32,9 +32,22 @@ def read_checkpoint(
         ImportError: if the format needs a library that is not installed (TensorFlow, torch).
     """
     name = str(name_or_path)
+    if not name.strip():
+        raise CheckpointError(f"`name_or_path` must be a path or a name on a hub; received {name!r}.")
     path = Path(name).expanduser()
     if not _exists(path):
         recover_folder(path)
+    return read_whole(local_folder(path), lambda: _read(name_or_path, path, revision, config))
+
+
+def local_folder(path: str | Path) -> Path:
+    """The folder that `read_checkpoint` would read, be it there or not, of a folder, a file in it or a prefix."""
+    path = Path(path).expanduser()
+    return path.parent if path.is_file() or not path.exists() and _exists(path) else path
+
+
+def _read(name_or_path, path, revision, config):
+    name = str(name_or_path)
     if not _exists(path):
         if isinstance(name_or_path, Path) or not is_hub_name(name):
             raise CheckpointError(

@@ -3,6 +3,8 @@
 Reference: https://www.sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from simretro.checkpoints.checkpoint import CheckpointError
@@ -48,6 +50,40 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
     if others:
         extras["other_modules"] = others
     return encoder, extras
+
+
+def write_pipeline(folder: Path, dimension: int, settings: Mapping) -> None:
+    """Adds to a Hugging Face folder what makes it one of sentence-transformers.
+
+    Args:
+        folder: with the encoder, being written.
+        dimension: int, of the vectors.
+        settings: `pooling` ("cls" or "mean"), `normalize` and `maxlen`, as `SentenceEncoder.settings` gives them.
+    Raises: CheckpointError for another pooling.
+    """
+    if settings["pooling"] not in ("cls", "mean"):
+        raise CheckpointError(
+            f"A sentence-transformers folder needs `pooling` 'cls' or 'mean'; received {settings['pooling']!r}. Write "
+            "the format 'simretro'."
+        )
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings["normalize"] else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    pooling = {switch: mode == settings["pooling"] for switch, mode in _MODES.items()}
+    files = {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": settings["maxlen"], "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": None},
+        "1_Pooling/config.json": {"word_embedding_dimension": dimension, **pooling},
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    if settings["normalize"]:
+        (folder / "2_Normalize").mkdir(exist_ok=True)
 
 
 def _inside(folder, place, path):

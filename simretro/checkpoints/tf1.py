@@ -5,12 +5,12 @@ Reference: https://github.com/ZhuiyiTechnology/pretrained-models, https://github
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from simretro.arguments import warn
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
 from simretro.checkpoints.config import normalize_config, read_json
 from simretro.checkpoints.variables import Found, NameMap, check_weights, match_variables, variable_shapes
@@ -51,7 +51,7 @@ def find_prefix(path: Path) -> Path | None:
     """The prefix of the checkpoint that `path` (folder, config file, prefix, or `.index` file) names; None without."""
     if path.suffix == ".index" and path.is_file():
         return path.with_suffix("")
-    if path.with_name(f"{path.name}.index").is_file():
+    if path.name and path.with_name(f"{path.name}.index").is_file():
         return path
     if path.is_file() and path.suffix != ".json":
         return path  # the one-file format that came before
@@ -121,7 +121,7 @@ def write_tf1(folder: str | Path, config: Mapping, weights: Mapping[str, np.ndar
         )
     tf = _tensorflow()
     names = [NAMES.foreign(name) for name in weights]
-    with atomic_folder(folder) as staging:
+    with atomic_folder(folder, "a model") as staging:
         with atomic_file(staging / "bert_config.json", "w") as file:
             json.dump(config, file, indent=2)
             file.write("\n")
@@ -175,10 +175,9 @@ def _open(prefix):
 def _with_model_type(config, found, source):
     """Completes what bert4keras knows from its arguments and no RoFormer's config says."""
     if config.get("model_type") is None and _POSITIONS not in found:
-        warnings.warn(
+        warn(
             f'{source} has no `model_type` and the checkpoint has no position table: it is read as "roformer" (rotary '
-            "positions). Write the `model_type` into the config to say so.",
-            stacklevel=5,
+            "positions). Write the `model_type` into the config to say so."
         )
         config = {**config, "model_type": "roformer"}
     if config.get("model_type") == "roformer":

@@ -5,6 +5,8 @@ from functools import wraps as keep_name
 
 import numpy as np
 
+from simretro.arguments import check_int
+
 _PREDICTION = "_simretro_prediction"  # marks a decorated `predict`
 
 
@@ -38,9 +40,8 @@ class AutoRegressiveDecoder:
     """
 
     def __init__(self, start_id: int | None, end_id: int, maxlen: int, minlen: int = 1):
-        if maxlen < 1:
-            raise ValueError(f"`maxlen` must be at least 1; received {maxlen!r}.")
-        if not 1 <= minlen <= maxlen:
+        maxlen, minlen = check_int("maxlen", maxlen, 1), check_int("minlen", minlen, 1)
+        if minlen > maxlen:
             raise ValueError(f"`minlen` must be in [1, maxlen={maxlen}]; received {minlen!r}.")
         self.start_id, self.end_id, self.maxlen, self.minlen = start_id, end_id, maxlen, minlen
         self.first_output_ids = np.zeros((1, 0), "int64") if start_id is None else np.array([[start_id]])
@@ -154,8 +155,7 @@ class AutoRegressiveDecoder:
         Returns: list of n int (tokens,) arrays.
         Raises: ValueError for an argument out of range.
         """
-        if n < 1:
-            raise ValueError(f"`n` must be at least 1; received {n!r}.")
+        n = check_int("n", n, 1)
         _check_choice(topk, topp, temperature)
         rng = np.random.default_rng(rng)
         return self._one_by_one(inputs, n, states, min_ends, lambda probas: _draw(probas, topk, topp, rng), temperature)
@@ -265,8 +265,8 @@ class AutoRegressiveDecoder:
 
 
 def _check_choice(topk, topp, temperature):
-    if topk is not None and topk < 1:
-        raise ValueError(f"`topk` must be at least 1; received {topk!r}.")
+    if topk is not None:
+        check_int("topk", topk, 1)
     if topp is not None and not 0 < topp <= 1:
         raise ValueError(f"`topp` must be in (0, 1]; received {topp!r}.")
     if not temperature > 0:

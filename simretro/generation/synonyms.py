@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from simretro.arguments import check_int
 from simretro.generation.sampling import generate
 from simretro.models import SentenceEncoder
 from simretro.models.config import max_tokens
@@ -47,10 +48,9 @@ class SynonymGenerator:
             batch_size: int, of the encoder that ranks.
         Returns: list of sentences by descending cosine, for several texts a list of such lists in their order. It is
             shorter than k where there are fewer different ones; the source itself is never among them.
-        Raises: ValueError if `k` is below 1, or for an argument that `generate` refuses.
+        Raises: ValueError if `k` or `maxlen` is no int, or too small, or for an argument that `generate` refuses.
         """
-        if k < 1:
-            raise ValueError(f"`k` must be at least 1; received {k}.")
+        k, maxlen = check_int("k", k, 1), check_int("maxlen", maxlen, 3)
         texts = [text_or_texts] if isinstance(text_or_texts, str) else list(text_or_texts)
         if not texts:
             return []

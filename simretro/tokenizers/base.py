@@ -3,8 +3,7 @@
 import hashlib
 import json
 import operator
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from simretro.arguments import check_int, warn
 from simretro.files import atomic_file
 from simretro.tokenizers.characters import is_blank, without_surrogates
 from simretro.tokenizers.rows import cut_rows, lay_out, longest_first
@@ -29,6 +29,11 @@ _PROBES = (
 
 class TruncationWarning(UserWarning):
     """A text was longer than `maxlen` allows and lost its end."""
+
+    @classmethod
+    def teller(cls, maxlen: int, num_rows: int, what: str = "texts") -> Callable[[int, int], None]:
+        """A function of (rows that lost something, tokens lost) that warns of them."""
+        return lambda cut, lost: warn(f"`maxlen`={maxlen}: {cut} of {num_rows} {what} lost {lost} tokens.", cls)
 
 
 class BaseTokenizer:
@@ -159,7 +164,7 @@ class BaseTokenizer:
             maxlen: int; at most so many tokens, the two specials included. `max_length` is another name for it.
         Returns: list of str.
         """
-        return self.ids_to_tokens(self._encode(text, None, _one_name(maxlen, max_length), stacklevel=4)[0])
+        return self.ids_to_tokens(self._encode(text, None, _one_name(maxlen, max_length))[0])
 
     def encode(
         self, first: str, second: str | None = None, maxlen: int | None = None, max_length: int | None = None
@@ -174,7 +179,7 @@ class BaseTokenizer:
         Returns: (token_ids, segment_ids), two lists of int.
         Raises: ValueError for both names of `maxlen`, or one too small for the specials; TypeError for no str.
         """
-        return self._encode(first, second, _one_name(maxlen, max_length), stacklevel=4)
+        return self._encode(first, second, _one_name(maxlen, max_length))
 
     def encode_batch(
         self,
@@ -183,6 +188,7 @@ class BaseTokenizer:
         maxlen: int | None = None,
         pad_to_multiple_of: int = 1,
         max_length: int | None = None,
+        on_truncation: Callable[[int, int], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Padded ids of many texts or pairs; each row is what `encode` gives.
 
@@ -192,13 +198,13 @@ class BaseTokenizer:
             maxlen: int, see `encode`; of the ids, not of the padding.
             pad_to_multiple_of: int; the length of the rows is rounded up to a multiple of it.
             max_length: another name for `maxlen`.
+            on_truncation: called with the number of rows that lost something and that of the tokens lost, in place of
+                the warning; for those who encode part by part and warn once.
         Returns: (token_ids, segment_ids), int32 (N, L); L is that of the longest row; padded with the pad id and 0.
         Raises: as `encode`, and ValueError if `first` and `second` differ in length.
         """
         maxlen = _one_name(maxlen, max_length)
-        pad_to_multiple_of = operator.index(pad_to_multiple_of)
-        if pad_to_multiple_of < 1:
-            raise ValueError(f"`pad_to_multiple_of` must be at least 1; received {pad_to_multiple_of}.")
+        pad_to_multiple_of = check_int("pad_to_multiple_of", pad_to_multiple_of, 1)
         parts = [self._flat_ids(_checked_texts("first", first))]
         if second is not None:
             parts.append(self._flat_ids(_checked_texts("second", second)))
@@ -207,7 +213,7 @@ class BaseTokenizer:
                     "`first` and `second` must have one text a row each; "
                     f"received {len(parts[0][1])} and {len(parts[1][1])}."
                 )
-        kept = self._kept_lengths([lengths for _, lengths in parts], maxlen, stacklevel=3)
+        kept = self._kept_lengths([lengths for _, lengths in parts], maxlen, on_truncation)
         cut = [cut_rows(ids, lengths, keep) for (ids, lengths), keep in zip(parts, kept, strict=True)]
         specials = self.cls_token_id, self.sep_token_id, self.pad_token_id
         return lay_out(cut, kept, specials, self.separators, pad_to_multiple_of)
@@ -225,13 +231,11 @@ class BaseTokenizer:
         rows = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         return [[self.cls_token_id, *row, self.sep_token_id] for row in rows] if add_special_tokens else rows
 
-    def _encode(
-        self, first: str, second: str | None, maxlen: int | None, stacklevel: int
-    ) -> tuple[list[int], list[int]]:
+    def _encode(self, first: str, second: str | None, maxlen: int | None) -> tuple[list[int], list[int]]:
         rows = [self._backend_ids(_checked_texts("first", [first]))[0]]
         if second is not None:
             rows.append(self._backend_ids(_checked_texts("second", [second]))[0])
-        kept = self._kept_lengths([np.array([len(row)]) for row in rows], maxlen, stacklevel)
+        kept = self._kept_lengths([np.array([len(row)]) for row in rows], maxlen)
         rows = [row[: int(keep[0])] for row, keep in zip(rows, kept, strict=True)]
         token_ids = [self.cls_token_id, *rows[0], self.sep_token_id]
         segment_ids = [0] * len(token_ids)
@@ -261,23 +265,22 @@ class BaseTokenizer:
             encodings = self._backend.encode_batch_fast(list(map(without_surrogates, texts)), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def _kept_lengths(self, lengths: list[np.ndarray], maxlen: int | None, stacklevel: int) -> list[np.ndarray]:
+    def _kept_lengths(
+        self, lengths: list[np.ndarray], maxlen: int | None, on_truncation: Callable[[int, int], None] | None = None
+    ) -> list[np.ndarray]:
         """How many ids of each text stay, (N,) for A and for B; warns if not all do."""
         if maxlen is None:
             return lengths
         specials = 2 if len(lengths) == 1 else 2 + self.separators
-        budget = operator.index(maxlen) - specials
+        budget = check_int("maxlen", maxlen) - specials
         if budget < 0:
             raise ValueError(f"`maxlen` must leave room for {specials} special tokens; received {maxlen}.")
         kept = [np.minimum(lengths[0], budget)] if len(lengths) == 1 else longest_first(*lengths, budget)
         lost = sum(lengths) - sum(kept)
         if lost.any():
             what = "texts" if len(lengths) == 1 else "pairs"
-            warnings.warn(
-                f"`maxlen`={maxlen}: {np.count_nonzero(lost)} of {len(lost)} {what} lost {lost.sum()} tokens.",
-                TruncationWarning,
-                stacklevel=stacklevel,
-            )
+            tell = on_truncation or TruncationWarning.teller(maxlen, len(lost), what)
+            tell(int(np.count_nonzero(lost)), int(lost.sum()))
         return kept
 
     # Ids to text, positions and words.
@@ -363,6 +366,9 @@ class BaseTokenizer:
         config = {**self._config(), **{f"{role}_token": self.special_tokens.get(role) for role in ROLES}}
         # Hugging Face's word for it: a special token that a user types is split like any other text.
         config["split_special_tokens"] = not self.allow_special_tokens
+        if self.allow_special_tokens:
+            # That word stands in foreign folders, too, whose users did not mean to trust the texts: so our own.
+            config["allow_special_tokens"] = True
         for name, text in (
             ("tokenizer.json", self._state),
             ("tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n"),
@@ -387,6 +393,8 @@ class BaseTokenizer:
             # Not the library's JSON for the rest, whose spelling changes with its version, but what it does.
             [self._backend_ids([probe])[0] for probe in _PROBES],
         ]
+        if self.allow_special_tokens:
+            facts.append("special tokens in texts")  # appended, so that all others keep their fingerprints
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ _BERT_SETTINGS = {  # of tokenizer_config.json -> of tokenizer.json's normalizer
 
 
 def load_tokenizer(
-    folder: str | Path, do_lower_case: bool | None = None, allow_special_tokens: bool = False
+    folder: str | Path, do_lower_case: bool | None = None, allow_special_tokens: bool | None = None
 ) -> BaseTokenizer:
     """Reads the tokenizer of a model folder: Hugging Face's, Google's, Keras Hub's or our own.
 
@@ -33,6 +33,7 @@ def load_tokenizer(
         do_lower_case: bool or None, of a WordPiece tokenizer; None takes what the folder says. If it says nothing
             (Google's folders), a vocabulary with capitals in more than one word of a hundred is taken as cased.
         allow_special_tokens: bool; True reads a `[SEP]` typed inside a text as the special token, False as plain text.
+            None: as the tokenizer that simretro saved, False for other folders.
     Returns: `Tokenizer`, `SentencePieceTokenizer` or `ByteLevelTokenizer`.
     Raises:
         FileNotFoundError: if none of the files is there.
@@ -45,6 +46,8 @@ def load_tokenizer(
     if not folder.is_dir():
         raise FileNotFoundError(f"`folder` must be a folder with a tokenizer; there is no folder {folder}.")
     settings = _read_settings(folder)
+    if allow_special_tokens is None:
+        allow_special_tokens = settings.get("allow_special_tokens") is True
     whole = _read_json(folder / "tokenizer.json")
     if "model" in whole:
         return _from_whole(folder, whole, settings, do_lower_case, allow_special_tokens)

@@ -68,6 +68,9 @@ def test_roformer_is_rotary_whatever_the_file_says():
         ({"position_embedding_type": "relative_key"}, ["`position_embedding_type`", "relative_key"]),
         ({"rotary_value": True}, ["`rotary_value`"]),
         ({"use_bias": False}, ["`use_bias`"]),
+        ({"model_type": "roformer", "hidden_size": 6}, ["must be even for rotary positions", "6 and 2"]),
+        ({"position_offset": 512}, ["`max_position_embeddings`", "`position_offset`", "512 and 512"]),
+        ({"model_type": "roberta", "max_position_embeddings": 2}, ["`position_offset`", "2 and 2"]),
         ({"attention_head_size": 3}, ["`attention_head_size`", "3"]),
     ],
 )

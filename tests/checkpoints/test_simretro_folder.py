@@ -3,13 +3,21 @@ import json
 import resource
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from simretro.checkpoints import CheckpointError, read_checkpoint, write_huggingface, write_simretro, write_tf1
+from simretro.checkpoints import (
+    CheckpointError,
+    read_checkpoint,
+    simretro_folder,
+    write_huggingface,
+    write_simretro,
+    write_tf1,
+)
 from simretro.files import atomic_folder
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,7 +54,11 @@ def test_round_trip_is_exact(any_config, make_weights, heads, tmp_path, assert_s
 def test_files_hold_our_names_and_say_what_they_are(folder, make_config, make_weights):
     config = make_config()
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    assert content == {"format": "simretro", "format_version": 1, "config": config, "facts": {"steps": 3}}
+    checksum = zlib.crc32((folder / "model.safetensors").read_bytes())
+    assert content == {
+        "format": "simretro", "format_version": 1, "config": config, "facts": {"steps": 3},
+        "crc32": {"model.safetensors": checksum},
+    }  # fmt: skip
     arrays = load_file(folder / "model.safetensors")
     assert sorted(arrays) == sorted(make_weights(config))
 
@@ -107,9 +119,61 @@ def test_weights_that_do_not_fit_are_not_written(make_config, make_weights, tmp_
     config = make_config()
     with pytest.raises(CheckpointError, match=r"(?s)`weights`.*config asks for \(12, 8\)"):
         write_simretro(tmp_path / "a", {**config, "vocab_size": 12}, make_weights(config))
-    with pytest.raises(TypeError):  # facts that JSON cannot hold
-        write_simretro(tmp_path / "a", config, make_weights(config), {"array": np.ones(2)})
+    for error, value in ((TypeError, np.ones(2)), (ValueError, float("nan")), (ValueError, [float("inf")])):
+        with pytest.raises(error, match="`facts` must be JSON values"):
+            write_simretro(tmp_path / "a", config, make_weights(config), {"array": value})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_weight_that_changed_on_the_disk_is_noticed(folder, make_config, make_weights, assert_same):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1  # a bit of a number, which stays finite
+    path.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged: its checksum.*remove `crc32`"):
+        read_checkpoint(folder)
+    content[-2] ^= 1
+    path.write_bytes(bytes(content))
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del saved["crc32"]  # as folders of the first versions
+    (folder / "config.json").write_text(json.dumps(saved), encoding="utf-8")
+    assert_same(read_checkpoint(folder).weights, make_weights(make_config()))
+
+
+@pytest.mark.parametrize("writer", ["huggingface", "simretro", pytest.param("tf1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["index.json", "latest.json"])
+def test_an_index_or_a_run_is_not_replaced_by_a_model(writer, name, make_config, make_weights, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"must not hold anything but a model.*{name}"):
+        WRITERS[writer](tmp_path, make_config(), make_weights(make_config()))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_folder_that_is_saved_while_it_is_read_is_never_mixed(folder, make_config, make_weights, monkeypatch):
+    """The config and the facts are read first, the weights then; a save comes in between."""
+    config, later = make_config(), {}
+    opened = simretro_folder.open_safetensors
+
+    def save_first(paths):
+        if not later:
+            later.update(make_weights(config, seed=9))
+            write_simretro(folder, config, later, {"steps": 4})
+        return opened(paths)
+
+    monkeypatch.setattr(simretro_folder, "open_safetensors", save_first)
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.extras["facts"] == {"steps": 4}
+    np.testing.assert_array_equal(checkpoint.weights["mlm_head/bias"], later["mlm_head/bias"])
+
+
+def test_no_name_is_no_checkpoint(tmp_path, monkeypatch):
+    for name in ("", " "):
+        with pytest.raises(CheckpointError, match=f"`name_or_path`.*received {name!r}"):
+            read_checkpoint(name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        read_checkpoint(".")
 
 
 WRITERS = {"huggingface": write_huggingface, "simretro": write_simretro, "tf1": write_tf1}

@@ -344,12 +344,12 @@ def test_output_without_end_has_maxlen_tokens():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda d: d.random_sample(INPUTS, 0), "`n` must be at least 1; received 0"),
-        (lambda d: d.random_sample(INPUTS, 1, topk=0), "`topk` must be at least 1; received 0"),
+        (lambda d: d.random_sample(INPUTS, 0), "`n` must be an int of at least 1; received 0"),
+        (lambda d: d.random_sample(INPUTS, 1, topk=0), "`topk` must be an int of at least 1; received 0"),
         (lambda d: d.random_sample(INPUTS, 1, topp=0.0), r"`topp` must be in \(0, 1\]; received 0.0"),
         (lambda d: d.random_sample(INPUTS, 1, topp=1.5), "`topp`.*received 1.5"),
         (lambda d: d.random_sample(INPUTS, 1, temperature=0), "`temperature` must be positive; received 0.*greedy"),
-        (lambda d: d.beam_search(INPUTS, 0), "`topk` must be at least 1"),
+        (lambda d: d.beam_search(INPUTS, 0), "`topk` must be an int of at least 1"),
         (lambda d: d.beam_search(INPUTS, 1, length_penalty=-1), "`length_penalty`.*received -1"),
     ],
 )
@@ -378,7 +378,7 @@ def test_bad_prediction_is_told(table, settings, message):
 
 
 def test_bad_lengths():
-    with pytest.raises(ValueError, match="`maxlen` must be at least 1; received 0"):
+    with pytest.raises(ValueError, match="`maxlen` must be an int of at least 1; received 0"):
         Wrapped(None, 0, 0)
     with pytest.raises(ValueError, match=r"`minlen` must be in \[1, maxlen=3\]; received 4"):
         Wrapped(None, 0, 3, minlen=4)

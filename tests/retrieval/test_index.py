@@ -158,10 +158,10 @@ def test_a_failed_save_leaves_the_old_index(saved, monkeypatch):
         raise OSError(28, "No space left on device")
 
     index.add(make_vectors(1), ["one more"])
-    for module, name in ((index_module.np, "save"), (index_module, "_crc32")):
+    for module, name in ((index_module.np, "save"), (index_module, "crc32_of")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, full_disk)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match=f"no room to write {folder}.*No space left.*Make room"):
                 index.save(folder)
     assert load_index(folder).texts == TEXTS
     assert [path.name for path in folder.parent.iterdir()] == ["index"]
@@ -214,3 +214,31 @@ def test_build_index_picks_by_size(monkeypatch):
     assert type(build_index(make_vectors(), TEXTS, "exact")) is ExactIndex
     with pytest.raises(ValueError, match=r"`kind`.*'annoy', 'exact'.*'faiss'"):
         build_index(make_vectors(), TEXTS, "faiss")
+
+
+@pytest.mark.parametrize("name", ["config.json", "bert_config.json", "latest.json"])
+def test_a_model_or_a_run_is_not_replaced_by_an_index(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match=f"must not hold anything but an index.*{name}"):
+        build_index(make_vectors(), TEXTS).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("load", [load_index, ExactIndex.load])
+def test_an_index_that_is_saved_while_it_is_read_is_never_mixed(load, saved, monkeypatch):
+    folder, index = saved
+    reads = []
+
+    def save_first(path, manifest):
+        reads.append(path)
+        if len(reads) == 1:
+            later = build_index(-make_vectors(), TEXTS[::-1], index.kind, fingerprint="model-2")
+            later.save(folder)
+        return read_texts(path, manifest)
+
+    read_texts = index_module._read_texts
+    monkeypatch.setattr(index_module, "_read_texts", save_first)
+    loaded = load(folder)
+    assert loaded.fingerprint == "model-2" and loaded.texts == TEXTS[::-1] and len(reads) > 1
+    np.testing.assert_array_equal(loaded.vectors, normalize_rows(-make_vectors()))

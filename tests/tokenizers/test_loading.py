@@ -82,8 +82,8 @@ def test_special_tokens_in_text_are_the_callers_choice(full_folder, tmp_path):
     assert 3 not in load_tokenizer(full_folder).encode("a[SEP]")[0][:-1]
     allowed = load_tokenizer(full_folder, allow_special_tokens=True)
     assert allowed.encode("a[SEP]")[0][-2:] == [3, 3]
-    allowed.save_pretrained(tmp_path / "again")  # and are not inherited
-    assert 3 not in load_tokenizer(tmp_path / "again").encode("a[SEP]")[0][:-1]
+    allowed.save_pretrained(tmp_path / "again")  # and whoever has made the choice need not make it again
+    assert load_tokenizer(tmp_path / "again").encode("a[SEP]")[0][-2:] == [3, 3]
 
 
 def test_simplified_vocabulary_without_mask(tmp_path):
@@ -233,3 +233,21 @@ def test_other_kinds_are_refused(tmp_path):
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"tokenizer\.json: must hold .*received model WordLevel.*Whitespace"):
         load_tokenizer(tmp_path)
+
+
+def test_what_reads_typed_special_tokens_stays_so(bert_vocab, tmp_path):
+    plain, trusting = (Tokenizer(bert_vocab, allow_special_tokens=allow) for allow in (False, True))
+    assert plain.fingerprint() != trusting.fingerprint()
+    for name, tokenizer in (("plain", plain), ("trusting", trusting)):
+        tokenizer.save_pretrained(tmp_path / name)
+        loaded = load_tokenizer(tmp_path / name)
+        assert loaded.encode("a [SEP] b") == tokenizer.encode("a [SEP] b")
+        assert loaded.fingerprint() == tokenizer.fingerprint()
+    assert load_tokenizer(tmp_path / "trusting", allow_special_tokens=False).fingerprint() == plain.fingerprint()
+
+
+def test_foreign_folders_are_not_trusted_by_what_they_say(bert_vocab, tmp_path):
+    Tokenizer(bert_vocab).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "split_special_tokens": False}), "utf-8")
+    assert load_tokenizer(tmp_path).encode("[SEP]") == Tokenizer(bert_vocab).encode("[SEP]")

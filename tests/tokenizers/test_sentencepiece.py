@@ -85,7 +85,7 @@ def test_typed_special_tokens_are_text_unless_allowed(model_folder, unigram_fold
     for tokenizer in (allowed, pickle.loads(pickle.dumps(allowed))):
         assert tokenizer.encode("</s><mask>")[0] == [0, 2, tokenizer.mask_token_id, 2]
         assert tokenizer.encode_ragged(["the</s>"])[0][-1] == 2
-    assert allowed.fingerprint() == SentencePieceTokenizer(path).fingerprint()
+    assert allowed.fingerprint() != SentencePieceTokenizer(path).fingerprint()
 
 
 def test_decode(tokenizer):

@@ -184,7 +184,7 @@ def test_arguments_of_encode_batch(tokenizer):
         tokenizer.encode_batch([("a", "b")])
     with pytest.raises(ValueError, match="`first` and `second`.*received 2 and 1"):
         tokenizer.encode_batch(["a", "b"], ["a"])
-    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be at least 1; received 0"):
+    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be an int of at least 1; received 0"):
         tokenizer.encode_batch(["a"], pad_to_multiple_of=0)
 
 
