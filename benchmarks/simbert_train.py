@@ -6,6 +6,7 @@ A batch has no padding: pairs of sentences of 30 and 31 tokens in rows of 64, as
 has dropout 0.1, AdamW with weight decay, the losses are the cross-entropy of the second sentence and that of the
 partner among the batch's sentences. Timed is all from the batch in memory to the updated weights. All libraries start
 from the same weights, and without dropout their losses are the same, which is checked before the first step.
+`recompute` keeps the inputs of the blocks alone for the backward pass.
 """
 
 import sys
@@ -27,6 +28,7 @@ from common import (
     trunk_flops,
 )
 
+LEAN = "simretro, recompute"
 ROWS, LENGTH = {"small": 128, "base": 16}, 64
 LEARNING_RATE, WEIGHT_DECAY, TEMPERATURE = 2e-6, 0.01, 1 / 30
 
@@ -66,10 +68,13 @@ def simretro(settings):
 
     keras.utils.set_random_seed(0)
     config = bert_config(settings["size"])
-    encoder = build_transformer_model(config, application="unilm", with_pool="linear", with_mlm="linear")
-    simbert = SimBERT(encoder, temperature=TEMPERATURE)
+    encoder = build_transformer_model(
+        config, application="unilm", with_pool="linear", with_mlm="linear", recompute=settings["recompute"]
+    )
+    simbert = SimBERT(encoder, temperature=TEMPERATURE, chunk_size=256 if settings["recompute"] else 1024)
     simbert.compile(build_optimizer("adamw", LEARNING_RATE, weight_decay=WEIGHT_DECAY))
-    simbert.save_pretrained(f"{settings['folder']}/huggingface", format="huggingface")
+    if settings["side"] == OURS:
+        simbert.save_pretrained(f"{settings['folder']}/huggingface", format="huggingface")
     batch = make_batch(settings["rows"])
 
     def losses():
@@ -152,7 +157,8 @@ def main():
     shape = SIZES[options.size]
     name = f"{shape[0]}x{shape[1]}, vocabulary {VOCAB_SIZE:,}, {rows} rows of {LENGTH} tokens"
     with Benchmark(__file__, options, name) as benchmark:
-        benchmark.start(OURS, sys.executable, size=options.size, rows=rows)
+        benchmark.start(OURS, sys.executable, size=options.size, rows=rows, recompute=False)
+        benchmark.start(LEAN, sys.executable, size=options.size, rows=rows, recompute=True)
         for side in ("transformers", "bert4torch"):
             benchmark.start(side, options.peer_python, size=options.size, rows=rows)
         losses = benchmark.values("losses")
@@ -164,7 +170,7 @@ def main():
         benchmark.report()
 
 
-SIDES = {OURS: simretro, "transformers": transformers, "bert4torch": bert4torch}
+SIDES = {OURS: simretro, LEAN: simretro, "transformers": transformers, "bert4torch": bert4torch}
 
 if __name__ == "__main__":
     if not serve(SIDES):

@@ -8,7 +8,6 @@ Without arguments: Chinese commands for a smart home (package home-assistant-int
 """
 
 import argparse
-import contextlib
 import math
 import os
 import random
@@ -22,11 +21,12 @@ import numpy as np
 
 import home_assistant
 import simretro
+from command_line import HelpFormatter, add_strategy, free_folder, one_line_errors, stop, strategy_scope
 from simretro.data import SimilarPairs, read_groups
 from simretro.evaluation import bootstrap_interval, evaluate_pairs, group_retrieval, read_labelled_pairs, tfidf_vectors
 from simretro.models import build_transformer_model
 from simretro.tokenizers import Tokenizer
-from simretro.training import TrainingCheckpoint, build_optimizer
+from simretro.training import Throughput, TrainingCheckpoint, build_optimizer, mean_tokens_per_step
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -41,9 +41,7 @@ SMALL_MODEL = {
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=lambda prog: _HelpFormatter(prog, max_help_position=30, width=110)
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     data = parser.add_argument_group("data")
     data.add_argument("--corpus", type=Path, help="your groups, one JSON object a line: text, synonyms")
     data.add_argument("--evaluate", type=Path, nargs="*", default=[], help="files text1<TAB>text2<TAB>label to score")
@@ -51,7 +49,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--maxlen", type=int, default=32, help="tokens of a sentence, [CLS] and [SEP] included")
     model = parser.add_argument_group("model")
     model.add_argument("--checkpoint", help="folder or hub name to start from; default: a small model from scratch")
-    model.add_argument("--new-parts", nargs="*", default=[], help="pooler and/or mlm_head: parts the checkpoint lacks")
+    model.add_argument(
+        "--new-parts", nargs="*", default=[], choices=["pooler", "mlm_head"], help="parts that the checkpoint lacks"
+    )
     model.add_argument("--dropout", type=float, help="replaces the dropout rates of the checkpoint's config")
     model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
     objective = parser.add_argument_group("objective")
@@ -66,12 +66,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
     training.add_argument("--ema", action="store_true", help="keep and use an average of the weights")
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
-    training.add_argument("--strategy", default="none", choices=["none", "mirrored"], help="mirrored: all devices")
+    add_strategy(training)
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--output", type=Path, default=Path("runs/simbert"))
     training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
     options = parser.parse_args(arguments)
+    for path in (options.corpus, *options.evaluate):
+        if path is not None and not path.is_file():
+            parser.error(f"{path} is not a file")
     if not 0 < options.held_out < 1:
         parser.error(f"--held-out must be between 0 and 1; received {options.held_out}")
     options.epochs = options.epochs or (5 if options.checkpoint else 10)
@@ -79,10 +82,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if options.quick:
         options.epochs = 2
     return options
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    pass
 
 
 def load_corpus(options):
@@ -98,9 +97,14 @@ def load_corpus(options):
     random.Random(options.seed).shuffle(groups)
     size = max(2, round(options.held_out * len(groups)))
     if len(groups) < size + 2:
-        raise SystemExit(f"{options.corpus}: {len(groups)} groups are too few, at least 4 are needed to hold some out.")
+        stop(f"{options.corpus}: {len(groups)} groups are too few, at least 4 are needed to hold some out.")
     trained = {text for group in groups[size:] for text in group}
     held_out = [group for group in groups[:size] if trained.isdisjoint(group)]
+    if len(held_out) < 2:
+        stop(
+            f"{options.corpus}: of {size} groups held out {len(held_out)} have no text in common with the others, but "
+            "two are needed. Give a larger --held-out, or merge groups that mean the same."
+        )
     return groups[size:], held_out, held_out
 
 
@@ -163,21 +167,10 @@ def train(simbert, groups, validation_groups, options):
         validation_data=validation_data,
         epochs=options.epochs,
         initial_epoch=first_epoch,
-        callbacks=[checkpoint],
+        callbacks=[Throughput(tokens_per_step=mean_tokens_per_step(data, simbert.tokenizer.pad_token_id)), checkpoint],
     )
     checkpoint.load_best(simbert)
     return checkpoint.history
-
-
-def strategy_scope(options):
-    """The scope in which model and optimizer are made: that of all devices, or none."""
-    if options.strategy == "none":
-        return contextlib.nullcontext()
-    if keras.backend.backend() != "tensorflow":
-        raise SystemExit("`--strategy mirrored` needs the TensorFlow backend; on JAX use keras.distribution.")
-    import tensorflow as tf
-
-    return tf.distribute.MirroredStrategy().scope()
 
 
 def report(simbert, untrained_vectors, groups, options):
@@ -187,6 +180,7 @@ def report(simbert, untrained_vectors, groups, options):
     kind = "unseen sentences" if options.corpus is None else "held-out sentences (they chose the best epoch, too)"
     print(f"\nRetrieval among {len(texts):,} {kind} in {len(groups):,} groups.")
     print("A positive is in the group of the query and shares at most half of its character bigrams.")
+    print("The interval is that of other groups of the same kind: the queries of a group come or go together.")
     print(f"{'':30}{'R@1':>6}  {'95 % interval':15}{'R@5':>6}{'MRR':>7}{'queries':>9}")
     rows = {
         "SimBERT": simbert.encode(texts, show_progress=False),
@@ -198,7 +192,7 @@ def report(simbert, untrained_vectors, groups, options):
     numbers = {}
     for name, vectors in rows.items():
         result = group_retrieval(vectors, group_ids, texts)
-        low, high = bootstrap_interval(np.mean, result.ranks == 1)
+        low, high = interval_of_groups(result, group_ids)
         figures = f"{result.recall_at_1:6.3f}  [{low:.3f}, {high:.3f}] {result.recall_at_5:6.3f}{result.mrr:7.3f}"
         print(f"{name:30}{figures}{result.num_queries:9}")
         numbers[name] = result.recall_at_1
@@ -211,6 +205,13 @@ def report(simbert, untrained_vectors, groups, options):
             print(f"{path.name}, {name}: AUC {scores.auc:.3f}, Spearman {scores.spearman:.3f}")
             numbers[f"{path.name} {name}"] = scores.auc
     return numbers
+
+
+def interval_of_groups(result, group_ids):
+    """95 % interval of R@1, resampled by group: its texts are alike, so its queries succeed or fail together."""
+    _, group_of = np.unique(np.array(group_ids)[result.query_ids], return_inverse=True)
+    hits, queries = np.bincount(group_of, result.ranks == 1), np.bincount(group_of)
+    return bootstrap_interval(lambda hits, queries: hits.sum() / queries.sum(), hits, queries)
 
 
 def perplexity(simbert, groups, options):
@@ -244,29 +245,21 @@ def show(simbert, groups, options):
     return sources
 
 
-def output_folder(options):
-    """`--output`, or the next free name beside it where a run is there that is not to be resumed."""
-    folder, number = options.output, 2
-    while not options.resume and folder.exists():
-        folder = options.output.with_name(f"{options.output.name}-{number}")
-        number += 1
-    return folder
-
-
 def main(arguments: Sequence[str] | None = None):
     """Runs the job; returns the trained SimBERT and the numbers of the report."""
     options = parse_arguments(arguments)
-    options.output = output_folder(options)
-    for path in options.evaluate:
-        read_labelled_pairs(path)  # a bad file is told before the training
-    if options.resume and not (options.output / "checkpoints").is_dir():
-        raise SystemExit(f"--resume: there is no run in {options.output}; give its folder as --output.")
+    options.output = free_folder(options.output, options.resume)
+    with one_line_errors():
+        for path in options.evaluate:
+            read_labelled_pairs(path)  # a bad file is told before the training
     keras.utils.set_random_seed(options.seed)
-    groups, validation_groups, test_groups = load_corpus(options)
+    with one_line_errors():
+        groups, validation_groups, test_groups = load_corpus(options)
     print(f"writing to {options.output}; after a break go on with --resume --output {options.output}")
     print(f"groups: {len(groups):,} to train, {len(validation_groups):,} to validate, {len(test_groups):,} to test")
-    with strategy_scope(options):
-        simbert = build_model(options, groups)
+    with strategy_scope(options.strategy):
+        with one_line_errors():
+            simbert = build_model(options, groups)
         untrained = simbert.encode([text for group in test_groups for text in group], show_progress=False)
         history = train(simbert, groups, validation_groups, options)
     facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}

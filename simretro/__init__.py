@@ -7,6 +7,11 @@ import importlib
 
 _HOMES = {
     "AutoRegressiveDecoder": "generation",
+    "BiEncoder": "methods",
+    "CCP": "methods",
+    "MaskedDocuments": "data",
+    "QueryPassages": "data",
+    "RetroMAE": "methods",
     "SentenceEncoder": "models",
     "SimBERT": "methods",
     "SimilarPairs": "data",
@@ -17,6 +22,7 @@ _HOMES = {
     "load_vocab": "tokenizers",
     "most_similar": "methods",
     "save_vocab": "tokenizers",
+    "train_wordpiece": "tokenizers",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,6 +1,7 @@
 """Small tensor functions that every room may use; they run on all Keras backends."""
 
 import math
+from functools import partial
 
 import keras
 from keras import ops
@@ -48,6 +49,53 @@ def gelu_for_training(x):
         return ops.gelu(x, approximate=False), gradient
 
     return gelu(x)
+
+
+def layer_norm_for_training(x, gamma, beta, epsilon):
+    """Layer norm over the last axis that keeps its input alone for its gradient.
+
+    TensorFlow's own differentiation keeps three tensors of that size.
+
+    Args:
+        x: float (..., D).
+        gamma, beta: float (D,).
+        epsilon: float.
+    Returns: as `x`; computed in float32.
+    """
+
+    def statistics(x):
+        mean = ops.mean(x, axis=-1, keepdims=True)
+        centred = x - mean
+        return mean, ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
+
+    @ops.custom_gradient
+    def normalize(x, gamma, beta):
+        wide = ops.cast(x, "float32")
+        mean, scale = statistics(wide)
+        y = (wide - mean) * scale * ops.cast(gamma, "float32") + ops.cast(beta, "float32")
+
+        def gradient(*args, upstream=None):
+            upstream = ops.cast(args[0] if upstream is None else upstream, "float32")
+            hat = (ops.cast(x, "float32") - mean) * scale
+            rows = tuple(range(len(x.shape) - 1))
+            d_gamma, d_beta = ops.sum(upstream * hat, axis=rows), ops.sum(upstream, axis=rows)
+            d_hat = upstream * ops.cast(gamma, "float32")
+            mean_of = partial(ops.mean, axis=-1, keepdims=True)
+            d_x = scale * (d_hat - mean_of(d_hat) - hat * mean_of(d_hat * hat))
+            return ops.cast(d_x, x.dtype), ops.cast(d_gamma, gamma.dtype), ops.cast(d_beta, beta.dtype)
+
+        return ops.cast(y, x.dtype), gradient
+
+    return normalize(x, as_tensor(gamma), as_tensor(beta))
+
+
+def as_tensor(x):
+    """A tensor for sure, for functions with a gradient of their own.
+
+    Run eagerly, Keras hands TensorFlow's variables on as they are, and the gradients of those go another way.
+    """
+    x = ops.convert_to_tensor(x)
+    return ops.reshape(x, ops.shape(x))
 
 
 def _tanh_gelu(x):

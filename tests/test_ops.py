@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from simretro.ops import activation, gelu_for_training, rotate, take_rows, unit_vectors
+from simretro.ops import activation, gelu_for_training, layer_norm_for_training, rotate, take_rows, unit_vectors
 from tests.reference.harness import value_and_gradients
 
 pytestmark = pytest.mark.backends
@@ -31,6 +31,31 @@ def test_gradient_of_gelu_is_that_of_its_formula():
     cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.astype("float64")])
     pdf = np.exp(-0.5 * x.astype("float64") ** 2) / math.sqrt(2 * math.pi)
     np.testing.assert_allclose(gradient, weights * (cdf + x * pdf), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float16", 2e-2)])
+def test_layer_norm_for_training_equals_the_differentiated_formula(dtype, tolerance):
+    rng = np.random.default_rng(0)
+    x, gamma, beta = rng.normal(3, 2, (2, 5, 8)), rng.normal(1, 0.3, 8), rng.normal(0, 0.3, 8)
+    weights = rng.normal(size=(2, 5, 8)).astype("float32")
+
+    def plain(x, gamma, beta):
+        centred = x - ops.mean(x, axis=-1, keepdims=True)
+        return centred / ops.sqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + 1e-3) * gamma + beta
+
+    def own(x, gamma, beta):
+        y = layer_norm_for_training(ops.cast(x, dtype), gamma, beta, 1e-3)
+        assert keras.backend.standardize_dtype(y.dtype) == dtype
+        return ops.cast(y, "float32")
+
+    results = []
+    for function in (plain, own):
+        arguments = [value.astype("float32") for value in (x, gamma, beta)]
+        results.append(value_and_gradients(lambda *v, f=function: ops.sum(f(*v) * weights), arguments))
+    (value, gradients), (own_value, own_gradients) = results
+    np.testing.assert_allclose(own_value, value, rtol=tolerance, atol=tolerance)
+    for gradient, own_gradient in zip(gradients, own_gradients, strict=True):
+        np.testing.assert_allclose(own_gradient, gradient, rtol=tolerance, atol=tolerance)
 
 
 def test_take_rows_takes_from_each_sequence():

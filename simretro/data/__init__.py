@@ -3,11 +3,21 @@
 import importlib
 
 _HOMES = {
+    "ContextWindows": "context_windows",
+    "Document": "documents",
     "Group": "groups",
+    "MaskedDocuments": "masked_documents",
+    "QueryPassages": "query_passages",
     "SimilarPairs": "pairs",
     "StreamingSimilarPairs": "streaming",
+    "TrainingQuery": "training_queries",
+    "iter_documents": "documents",
     "iter_groups": "groups",
+    "iter_training_queries": "training_queries",
+    "queries_of_collection": "training_queries",
     "read_groups": "groups",
+    "read_training_queries": "training_queries",
+    "sentences_of": "sentences",
     "sequence_padding": "text",
     "text_segmentate": "text",
     "truncate_sequences": "text",

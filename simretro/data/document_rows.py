@@ -140,12 +140,12 @@ class RowMaker:
 
     Args:
         table: DocumentTable.
-        planner: RowPlanner.
+        planner: RowPlanner; None: for `rows` and `masked` alone, without `is_widest`.
         tokenizer: has `cls_token_id`, `sep_token_id`, `pad_token_id`, `mask_token_id`, `special_ids`, `vocab_size`.
         settings: DocumentSettings.
     """
 
-    def __init__(self, table: DocumentTable, planner: RowPlanner, tokenizer, settings: DocumentSettings):
+    def __init__(self, table: DocumentTable, planner: RowPlanner | None, tokenizer, settings: DocumentSettings):
         self.table, self.planner, self.settings = table, planner, settings
         self.multiple = settings.length_multiple
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
@@ -162,29 +162,47 @@ class RowMaker:
         length = round_up(lengths.max() + 2, self.multiple)
         if index == 0 or not self.planner.varies:
             length = self.planner.max_length
-        token_ids = np.full((len(lengths), length), self.pad, "int32")
-        source = ranges(plan.starts[chosen], lengths)
-        rows = np.arange(len(lengths))
-        places = ranges(1 + rows * length, lengths)
-        token_ids.reshape(-1)[places] = self.table.token_ids[source]
-        token_ids[:, 0] = self.cls
-        token_ids[rows, lengths + 1] = self.sep
+        return self.masked(plan.starts[chosen], lengths, length, rng, is_widest=index == 0)
+
+    def masked(
+        self, starts: np.ndarray, lengths: np.ndarray, length: int, rng: np.random.Generator, is_widest: bool = False
+    ) -> dict[str, np.ndarray]:
+        """The arrays of a batch of given windows.
+
+        Args:
+            starts, lengths: int64 (B,), the first token of each window in the table, and how many it has.
+            length: int, columns, at least two more than the longest has tokens.
+            rng: source of randomness, for the masks.
+            is_widest: bool; True: masked tokens are listed in more columns than any other batch needs.
+        """
+        token_ids = self.rows(starts, lengths, length)
         words = np.full((len(lengths), length), -1, "int64")
-        words.reshape(-1)[places] = self._words(source, lengths)
+        places = ranges(1 + np.arange(len(lengths)) * length, lengths)
+        words.reshape(-1)[places] = self._words(ranges(starts, lengths), lengths)
         batch = {"token_ids": token_ids}
         units = np.where(self.maskable[token_ids], words, -1)
         masked = choose_masked(units, self.settings.mask_rate, rng)
         batch["encoder_token_ids"] = corrupt(token_ids, masked, self.mask, self.random_ids, rng)
         names = "masked_positions", "masked_ids"
-        batch |= zip(names, self._listed(masked, token_ids, self.settings.mask_rate, index), strict=True)
+        batch |= zip(names, self._listed(masked, token_ids, self.settings.mask_rate, is_widest), strict=True)
         if self.settings.decoder_mask_rate is not None:
             masked = choose_masked(units, self.settings.decoder_mask_rate, rng)
             batch["decoder_token_ids"] = np.where(masked, np.int32(self.mask), token_ids)
             names = "decoder_positions", "decoder_ids"
-            batch |= zip(names, self._listed(masked, token_ids, self.settings.decoder_mask_rate, index), strict=True)
+            listed_ones = self._listed(masked, token_ids, self.settings.decoder_mask_rate, is_widest)
+            batch |= zip(names, listed_ones, strict=True)
         if self.settings.with_word_ids:
             batch["word_ids"] = words.astype("int32")
         return batch
+
+    def rows(self, starts: np.ndarray, lengths: np.ndarray, length: int) -> np.ndarray:
+        """int32 (B, length), `[CLS] tokens [SEP]` padded; see `masked`."""
+        token_ids = np.full((len(lengths), length), self.pad, "int32")
+        rows = np.arange(len(lengths))
+        token_ids.reshape(-1)[ranges(1 + rows * length, lengths)] = self.table.token_ids[ranges(starts, lengths)]
+        token_ids[:, 0] = self.cls
+        token_ids[rows, lengths + 1] = self.sep
+        return token_ids
 
     def _words(self, source, lengths):
         """int64, the number of its word in its row for each token of the rows, one row after the other."""
@@ -196,11 +214,23 @@ class RowMaker:
         numbers = np.cumsum(starts)
         return numbers - np.repeat(numbers[firsts], lengths)
 
-    def _listed(self, masked, token_ids, rate, index):
+    def _listed(self, masked, token_ids, rate, is_widest):
         width = round_up(max(1, masked.sum(1).max()), self.multiple)
-        if index == 0:
-            # More than any other batch has; with one batch an epoch: the same in each.
-            longest = self.planner.windows.longest
-            most = min(longest, int(rate * longest + 1e-6) + self.table.largest_word)
-            width = round_up(max(1, most), self.multiple) + self.multiple * (len(self.planner.sizes) > 1)
+        if is_widest:
+            # With one batch an epoch: the same in each.
+            width = most_masked(self.planner.windows.longest, rate, self.table.largest_word, self.multiple)
+            width += self.multiple * (len(self.planner.sizes) > 1)
         return listed(masked, token_ids, width, first_position=0)
+
+
+def most_masked(longest: int, rate: float, largest_word: int, multiple: int) -> int:
+    """Most tokens that `choose_masked` can choose of a row, rounded up.
+
+    Args:
+        longest: int, tokens of the longest window.
+        rate: float, share of them that is masked.
+        largest_word: int, tokens.
+        multiple: int to round up to.
+    """
+    most = min(longest, int(rate * longest + 1e-6) + largest_word)
+    return round_up(max(1, most), multiple)

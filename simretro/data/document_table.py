@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import shutil
+import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -13,7 +16,8 @@ import numpy as np
 
 from simretro.arguments import warn
 from simretro.data.boundaries import behind_full_stops, full_stop_tables, mark_words, split_sentences
-from simretro.data.documents import Document, document_files, iter_files
+from simretro.data.documents import Document, as_documents, document_files, iter_files
+from simretro.data.sentences import SentenceSplitter
 from simretro.data.table import FileColumn, MemoryColumn, map_column
 from simretro.files import atomic_folder, crc32_of
 
@@ -56,11 +60,16 @@ class TableMaker:
         tokenizer: has `encode_ragged`, `vocab` and `vocab_size`; for whole words also what `mark_words` needs.
         segment: callable text -> words, or None: by the tokenizer.
         whole_word: bool; False: each token counts as a word.
+        split: `SentenceSplitter`; sentences are then as it cuts them, or as a document gives them, each tokenised as if
+            it stood alone. None: they are parts of the running text, cut where that is safe for all tokenizers.
+        unique: bool; True leaves out documents with the text of an earlier one.
     """
 
     tokenizer: object
     segment: Callable[[str], Iterable[str]] | None = None
     whole_word: bool = True
+    split: SentenceSplitter | None = None
+    unique: bool = False
 
     def make(self, documents: Iterable[Document], name: str) -> DocumentTable:
         """Table of documents, in memory; `name` is theirs in the error that is raised if none has a token."""
@@ -88,6 +97,7 @@ class TableMaker:
         # Not every callable has both names.
         names = self.segment and [getattr(self.segment, a, None) for a in ("__module__", "__qualname__")]
         facts += [_FORMAT, self.tokenizer.fingerprint(), text_files, names, self.whole_word]
+        facts += [self.split and self.split.fingerprint(), self.unique]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def _write(self, files, path, text_files, folder):
@@ -102,6 +112,38 @@ class TableMaker:
         text = json.dumps(facts)
         (folder / "facts.json").write_text(json.dumps({"facts": text, "crc32": zlib.crc32(text.encode())}), "utf-8")
         return table
+
+
+def open_table(
+    source: str | Path | Iterable[str | Document],
+    maker: TableMaker,
+    text_files: str,
+    cache_dir: str | Path | None,
+    owner: object,
+) -> DocumentTable:
+    """The table of a file or folder, mapped, or of documents in memory.
+
+    Args:
+        source: path, or iterable of str or `Document`.
+        maker: TableMaker.
+        text_files: "lines" or "whole", see `iter_documents`.
+        cache_dir: where the token ids of files are kept; None: in a temporary folder.
+        owner: the temporary folder goes with this object.
+    Raises: ValueError for a `cache_dir` without a file, and for a bad document.
+    """
+    if not isinstance(source, str | Path):
+        if cache_dir is not None:
+            raise ValueError("`cache_dir` must be None for documents in memory; give the path of their file.")
+        return maker.make(as_documents(source), "`source`")
+    if cache_dir is not None:
+        return maker.cached(source, text_files, cache_dir)
+    folder = Path(tempfile.mkdtemp(prefix="simretro-documents-"))
+    remove = weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    try:
+        return maker.write(source, text_files, folder)
+    except BaseException:
+        remove()
+        raise
 
 
 def _read(folder, check=True) -> DocumentTable:
@@ -126,14 +168,15 @@ class _Builder:
         self.document_ends = column("document_starts", _COLUMNS["document_starts"])
         self.sentence_starts = column("sentence_starts", _COLUMNS["sentence_starts"])
         self.words = column("word_starts", _COLUMNS["word_starts"]) if maker.whole_word else None
-        self.full_stops = full_stop_tables(maker.tokenizer)
-        self.num_tokens = self.num_left_out = self.num_unsegmented = 0
-        self.first_left_out = None
+        self.full_stops = None if maker.split else full_stop_tables(maker.tokenizer)
+        self.num_tokens = self.num_left_out = self.num_unsegmented = self.num_repeated = 0
+        self.first_left_out = self.first_repeated = None
+        self.known_texts = set()
         self.largest_word = 1
 
     def build(self, documents, name):
         self.document_ends.append(np.zeros(1, "int64"))
-        for chunk in _chunks(documents):
+        for chunk in _chunks(self._unique(documents) if self.maker.unique else documents):
             self._add(chunk)
         if not self.num_tokens:
             raise ValueError(
@@ -148,8 +191,19 @@ class _Builder:
             notes=self._notes(),
         )
 
+    def _unique(self, documents):
+        for document in documents:
+            text = "\n".join(document.parts)
+            key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            if text and key in self.known_texts:
+                self.num_repeated += 1
+                self.first_repeated = self.first_repeated or document.place
+            else:
+                self.known_texts.add(key)
+                yield document
+
     def _add(self, chunk):
-        parts = [_sentences(document) for document in chunk]
+        parts = [_sentences(document, self.maker.split) for document in chunk]
         texts = list(chain.from_iterable(parts))
         ids = self.maker.tokenizer.encode_ragged(texts)
         counts = np.fromiter(map(len, ids), "int64", len(ids))
@@ -157,7 +211,7 @@ class _Builder:
         owners = np.repeat(np.arange(len(chunk)), list(map(len, parts)))
         sizes = np.bincount(owners, weights=counts, minlength=len(chunk)).astype("int64")
         self._note_left_out(chunk, sizes)
-        begins = behind_full_stops(tokens, *self.full_stops)
+        begins = behind_full_stops(tokens, *self.full_stops) if self.full_stops else np.zeros(len(tokens), bool)
         begins[(np.cumsum(counts) - counts)[counts > 0]] = True
         self.token_ids.append(tokens)
         self.document_ends.append(self.num_tokens + np.cumsum(sizes[sizes > 0]))
@@ -183,6 +237,11 @@ class _Builder:
                 f"{self.num_left_out} documents were left out, the first at {self.first_left_out}: they are empty, or "
                 "the tokenizer gives them no ids."
             )
+        if self.num_repeated:
+            notes.append(
+                f"{self.num_repeated} documents were left out, the first at {self.first_repeated}: an earlier document "
+                "has the same text."
+            )
         if self.num_unsegmented:
             notes.append(
                 f"{self.num_unsegmented} sentences are masked token by token: the words of `segment` are not tokenised "
@@ -203,10 +262,13 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield chunk
 
 
-def _sentences(document):
-    """The sentences of a document; one behind another begins with white space, which some tokenizers need to see."""
+def _sentences(document, split):
+    """The sentences of a document, see `TableMaker`."""
     if document.sentences is None:
-        parts = list(chain.from_iterable(map(split_sentences, document.parts)))
+        parts = list(chain.from_iterable(map(split or split_sentences, document.parts)))
     else:
         parts = list(document.parts)
+    if split:
+        return parts
+    # One behind another begins with white space, which some tokenizers need to see.
     return [part if number == 0 or part[:1].isspace() else f" {part}" for number, part in enumerate(parts)]

@@ -1,8 +1,5 @@
 """Batches of masked documents, as encoders are pre-trained on."""
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +8,8 @@ import numpy as np
 
 from simretro.arguments import warn
 from simretro.data.document_rows import DocumentSettings, RowMaker, RowPlanner
-from simretro.data.document_table import DocumentTable, TableMaker
-from simretro.data.documents import Document, as_documents
+from simretro.data.document_table import TableMaker, open_table
+from simretro.data.documents import Document
 from simretro.data.epochs import EpochDataset
 from simretro.data.windows import Windows
 
@@ -117,7 +114,7 @@ class MaskedDocuments(EpochDataset):
         self._tokenizer = tokenizer
         self._facts = {**asdict(settings), "whole_word": whole_word or segment is not None, "concatenate": concatenate}
         maker = TableMaker(tokenizer, segment, self._facts["whole_word"])
-        self.table = self._make_table(source, maker, text_files, cache_dir)
+        self.table = open_table(source, maker, text_files, cache_dir, owner=self)
         windows = Windows(self.table, maxlen - 2, short_rate, length_multiple, concatenate)
         self._planner = RowPlanner(windows, settings)
         self._maker = RowMaker(self.table, self._planner, tokenizer, settings)
@@ -152,18 +149,3 @@ class MaskedDocuments(EpochDataset):
 
     def _make_batch(self, plan, epoch, index) -> dict[str, np.ndarray]:
         return self._maker.make(plan, epoch, index)
-
-    def _make_table(self, source, maker, text_files, cache_dir) -> DocumentTable:
-        if not isinstance(source, str | Path):
-            if cache_dir is not None:
-                raise ValueError("`cache_dir` must be None for documents in memory; give the path of their file.")
-            return maker.make(as_documents(source), "`source`")
-        if cache_dir is not None:
-            return maker.cached(source, text_files, cache_dir)
-        folder = Path(tempfile.mkdtemp(prefix="simretro-documents-"))
-        remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        try:
-            return maker.write(source, text_files, folder)
-        except BaseException:
-            remove()
-            raise

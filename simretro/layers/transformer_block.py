@@ -3,7 +3,8 @@
 import keras
 from keras import layers, ops
 
-from simretro.ops import activation, gelu_for_training, rotate
+from simretro.layers.seeds import FixedSeed
+from simretro.ops import activation, gelu_for_training, layer_norm_for_training, rotate
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -19,6 +20,8 @@ class TransformerBlock(keras.layers.Layer):
         layer_norm_eps: float.
         rotary: bool; rotate queries and keys by their positions (RoFormer).
         initializer_range: float.
+        recompute: bool; True keeps only the input of the block for the backward pass, which computes the rest again,
+            with the same dropout: less memory for a third more work.
     Call args:
         x: float (B, T, H).
         attention_mask: bool, broadcastable to (B, heads, T, S), True = visible; None = all visible.
@@ -43,6 +46,7 @@ class TransformerBlock(keras.layers.Layer):
         layer_norm_eps: float = 1e-12,
         rotary: bool = False,
         initializer_range: float = 0.02,
+        recompute: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -54,6 +58,8 @@ class TransformerBlock(keras.layers.Layer):
         self.layer_norm_eps = layer_norm_eps
         self.rotary = rotary
         self.initializer_range = initializer_range
+        self.recompute = recompute
+        self.seed_generator = keras.random.SeedGenerator()
         self._activation = activation(hidden_act)
 
     def build(self, x_shape):
@@ -68,10 +74,6 @@ class TransformerBlock(keras.layers.Layer):
         self.output_dense = self._dense(hidden_size, "output")
         self.attention_norm = self._norm("attention_norm")
         self.output_norm = self._norm("output_norm")
-        self.dropout = layers.Dropout(self.dropout_rate, dtype=self.dtype_policy, name="dropout")
-        self.attention_dropout = layers.Dropout(
-            self.attention_dropout_rate, dtype=self.dtype_policy, name="attention_dropout"
-        )
         for layer in (self.query, self.key, self.value, self.attention_output, self.attention_norm, self.intermediate):
             layer.build((None, None, hidden_size))
         self.output_dense.build((None, None, self.intermediate_size))
@@ -87,27 +89,53 @@ class TransformerBlock(keras.layers.Layer):
     def call(self, x, attention_mask=None, positions=None, cache=None, cache_index=None, context=None, training=None):
         if cache is not None and context is not None:
             raise ValueError("`cache` and `context` cannot both be given: a cache belongs to the stream of `x`.")
+        if cache is not None:
+            query, *new = self._project(x, x, positions, positions)
+            cache = self._write(cache, cache_index, *map(_heads_first, new))
+            return self._feed_forward(x, self._attend(query, *cache, attention_mask)), cache
+        drops = training and (self.dropout_rate or self.attention_dropout_rate)
+        seeds = [self.seed_generator.next() for _ in range(3)] if drops else None
+
+        def compute(x, source):
+            key_positions = positions if context is None else None
+            query, key, value = self._project(x, source, positions, key_positions)
+            fixed = _seeds_after(seeds, x) if seeds else [None] * 3
+            if drops and self.attention_dropout_rate:
+                # The fused operation has no dropout argument.
+                attended = self._attend(query, _heads_first(key), _heads_first(value), attention_mask, fixed[0])
+            else:
+                attended = ops.dot_product_attention(query, key, value, mask=attention_mask)
+            return self._feed_forward(x, attended, fixed[1:], training)
+
+        if not (training and self.recompute):
+            return compute(x, x if context is None else context)
+        if context is None:
+            return keras.remat(lambda x: compute(x, x))(x)
+        return keras.remat(compute)(x, context)
+
+    def _project(self, x, source, query_positions, key_positions):
+        """Queries of `x`, keys and values of `source`, each (B, T or S, heads, D)."""
         query = self._split_heads(self.query(x))
-        source = x if context is None else context
         key, value = self._split_heads(self.key(source)), self._split_heads(self.value(source))
         if self.rotary:
-            query = rotate(query, _positions_or_range(positions, x))
-            key = rotate(key, _positions_or_range(positions if context is None else None, source))
-        if cache is not None:
-            cache = self._write(cache, cache_index, key, value)
-            attended = self._attend(query, *cache, attention_mask, training=False)
-        elif training and self.attention_dropout_rate:
-            # The fused operation has no dropout argument.
-            attended = self._attend(query, _heads_first(key), _heads_first(value), attention_mask, training)
-        else:
-            attended = ops.dot_product_attention(query, key, value, mask=attention_mask)
+            query = rotate(query, _positions_or_range(query_positions, x))
+            key = rotate(key, _positions_or_range(key_positions, source))
+        return query, key, value
+
+    def _feed_forward(self, x, attended, seeds=(None, None), training=False):
+        """All behind the attention, for `attended` (B, T, heads, D): residuals, norms, feed-forward network."""
         attended = ops.reshape(attended, (ops.shape(x)[0], ops.shape(x)[1], self.hidden_size))
-        attended = self.attention_output(attended)
-        x = self.attention_norm(x + self.dropout(attended, training=training))
+        attended = self._drop(self.attention_output(attended), self.dropout_rate, seeds[0])
+        x = self._normalize(self.attention_norm, x + attended, training)
         activate = gelu_for_training if training and self.hidden_act == "gelu" else self._activation
         fed = self.output_dense(activate(self.intermediate(x)))
-        x = self.output_norm(x + self.dropout(fed, training=training))
-        return x if cache is None else (x, cache)
+        return self._normalize(self.output_norm, x + self._drop(fed, self.dropout_rate, seeds[1]), training)
+
+    def _normalize(self, norm, x, training):
+        return layer_norm_for_training(x, norm.gamma, norm.beta, self.layer_norm_eps) if training else norm(x)
+
+    def _drop(self, x, rate, seed):
+        return x if seed is None or not rate else keras.random.dropout(x, rate, seed=seed)
 
     def _split_heads(self, x):
         return ops.reshape(x, (ops.shape(x)[0], ops.shape(x)[1], self.num_heads, self.head_size))
@@ -115,19 +143,18 @@ class TransformerBlock(keras.layers.Layer):
     def _write(self, cache, cache_index, key, value):
         start = (0, 0, cache_index, 0)
         return tuple(
-            ops.slice_update(slots, start, ops.cast(_heads_first(new), slots.dtype))
+            ops.slice_update(slots, start, ops.cast(new, slots.dtype))
             for slots, new in zip(cache, (key, value), strict=True)
         )
 
-    def _attend(self, query, key, value, attention_mask, training):
+    def _attend(self, query, key, value, attention_mask, seed=None):
         """Attention of query (B, T, heads, D) over key and value (B, heads, S, D); returns (B, T, heads, D)."""
         query = _heads_first(query) * self.head_size**-0.5
         scores = ops.cast(ops.matmul(query, ops.swapaxes(key, 2, 3)), "float32")
         if attention_mask is not None:
             scores = ops.where(attention_mask, scores, -1e9)
         probabilities = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
-        if training:
-            probabilities = self.attention_dropout(probabilities, training=training)
+        probabilities = self._drop(probabilities, self.attention_dropout_rate, seed)
         return _heads_first(ops.matmul(probabilities, value))
 
     def compute_output_spec(
@@ -138,8 +165,18 @@ class TransformerBlock(keras.layers.Layer):
 
     def get_config(self):
         names = ("num_heads", "intermediate_size", "hidden_act", "dropout_rate", "attention_dropout_rate")
-        names += ("layer_norm_eps", "rotary", "initializer_range")
+        names += ("layer_norm_eps", "rotary", "initializer_range", "recompute")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _seeds_after(seeds, x):
+    """The seeds, as values that depend on `x`, so that a recomputation draws after its `x` is there.
+
+    The numbers drawn from a seed that does not depend on it would be drawn once and kept from the first pass to the
+    second: as large as what the recomputation is to save.
+    """
+    zero = ops.cast(ops.any(ops.isnan(x[:1, :1, :1])), seeds[0].dtype)
+    return [FixedSeed(seed + zero) for seed in seeds]
 
 
 def _positions_or_range(positions, x):

@@ -79,16 +79,32 @@ class TransformerEmbeddings(keras.layers.Layer):
             self.projection.build((None, None, self.embedding_size))
 
     def call(self, token_ids, segment_ids=None, positions=None, training=None):
-        x = self.token(token_ids)  # (B, L, E)
+        return self.finish(self.token(token_ids), segment_ids, positions, training)
+
+    def finish(self, x, segment_ids=None, positions=None, training=None):
+        """All behind the token table, for vectors that take the place of its rows.
+
+        Args:
+            x: float (B, L, E).
+            segment_ids, positions, training: as in the call.
+        Returns: float (B, L, H).
+        """
         if self.position is not None:
             if positions is None:
-                positions = ops.arange(ops.shape(token_ids)[1], dtype="int32")[None]
+                positions = ops.arange(ops.shape(x)[1], dtype="int32")[None]
             x = x + self.position(positions + self.position_offset)
         if self.segment is not None:
             if segment_ids is None:
-                segment_ids = ops.zeros_like(token_ids)
+                segment_ids = ops.zeros(ops.shape(x)[:2], "int32")
             x = x + self.segment(ops.minimum(segment_ids, self.type_vocab_size - 1))
         x = self.dropout(self.norm(x), training=training)
+        return x if self.projection is None else self.projection(x)
+
+    def position_vectors(self, length):
+        """Rows of the position table for 0, 1, ... `length - 1`, projected, (length, H); None without a table."""
+        if self.position is None:
+            return None
+        x = self.position(ops.arange(length, dtype="int32") + self.position_offset)
         return x if self.projection is None else self.projection(x)
 
     def compute_output_spec(self, token_ids, segment_ids=None, positions=None, training=None):

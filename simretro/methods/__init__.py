@@ -1,6 +1,9 @@
 """Published methods: their objective, their state, and the handles they give their user."""
 
+from simretro.methods.bi_encoder import BiEncoder
+from simretro.methods.ccp import CCP
 from simretro.methods.handles import gen_synonyms, most_similar
+from simretro.methods.retromae import RetroMAE
 from simretro.methods.simbert import SimBERT
 
-__all__ = ["SimBERT", "gen_synonyms", "most_similar"]
+__all__ = ["BiEncoder", "CCP", "RetroMAE", "SimBERT", "gen_synonyms", "most_similar"]

@@ -2,23 +2,22 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import keras
-import numpy as np
 from keras import ops
 
-from simretro.data import SimilarPairs
 from simretro.generation import SynonymGenerator
-from simretro.losses import fused_cross_entropy, in_batch_similarity_loss
-from simretro.models import SentenceEncoder, load_pretrained, write_folder
-from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
-from simretro.retrieval import build_index, load_index
+from simretro.losses import in_batch_similarity_loss
+from simretro.methods.encoder_method import EncoderMethod, count_labels
+from simretro.models import SentenceEncoder
+from simretro.models.weights import quick_checksum
+from simretro.retrieval import VectorIndex, build_index, load_index
 from simretro.training.distribution import gather_rows
-from simretro.training.train_step import AdditiveLossModel
 
 
 @keras.saving.register_keras_serializable(package="simretro")
-class SimBERT(AdditiveLossModel):
+class SimBERT(EncoderMethod):
     """A UniLM trained on pairs of similar sentences to generate one from the other and to tell its partner in a batch.
 
     The batches of `simretro.data.SimilarPairs` have what `call` reads. Losses, each with a metric and an accuracy:
@@ -35,11 +34,17 @@ class SimBERT(AdditiveLossModel):
         mlm_weight: float; not 0 needs data with `mlm_rate`.
         maxlen: int, longest sentence in tokens, special ones included, for encoding; None = what the positions allow.
         chunk_size: int, positions whose logits exist at a time.
-    After `build_index` or `load_index`, `index` is what `most_similar` searches; training drops it.
+    After `build_index` or `load_index`, `index` is what `most_similar` searches, as long as the weights stay the same.
     Raises: ValueError if the encoder lacks a part or a value is out of range.
     Reference: Su, 2020, https://kexue.fm/archives/7427; the masked source: Dong et al., 2019,
         https://arxiv.org/abs/1905.03197.
     """
+
+    facts_name = "simbert"
+    encoder_options: ClassVar = {"application": "unilm", "with_pool": "linear", "with_mlm": "linear"}
+    settings_names = ("temperature", "seq2seq_weight", "similarity_weight", "mlm_weight", "maxlen")
+    texts_per_row = 2
+    rows_per_example = 2  # a pair is two rows, which `micro_batches` must not part
 
     def __init__(
         self,
@@ -53,14 +58,11 @@ class SimBERT(AdditiveLossModel):
         chunk_size: int = 1024,
         name: str = "simbert",
     ):
-        super().__init__(name=name)
         if (encoder.application, encoder.with_pool, encoder.with_mlm) != ("unilm", "linear", "linear"):
             raise ValueError(
                 "`encoder` must be built with `application='unilm'`, `with_pool='linear'` and `with_mlm='linear'`; "
                 f"received {encoder.application!r}, {encoder.with_pool!r} and {encoder.with_mlm!r}."
             )
-        if tokenizer is not None:
-            check_vocabulary(encoder.config, tokenizer)
         if not 0 < temperature < float("inf"):
             raise ValueError(f"`temperature` must be positive; received {temperature}.")
         if min(seq2seq_weight, similarity_weight, mlm_weight) < 0:
@@ -68,52 +70,26 @@ class SimBERT(AdditiveLossModel):
                 "`seq2seq_weight`, `similarity_weight` and `mlm_weight` must not be negative; "
                 f"received {seq2seq_weight}, {similarity_weight} and {mlm_weight}."
             )
-        check_maxlen(encoder.config, maxlen)
-        self.encoder = encoder
-        self.tokenizer = tokenizer
+        names = ("seq2seq", "similarity", "mlm") if mlm_weight else ("seq2seq", "similarity")
+        super().__init__(encoder, tokenizer, maxlen, chunk_size, names, names, name)
         self.temperature = temperature
         self.seq2seq_weight = seq2seq_weight
         self.similarity_weight = similarity_weight
         self.mlm_weight = mlm_weight
-        self.maxlen = maxlen
-        self.chunk_size = chunk_size
-        self.index = None
+        self.index = None  # see the property
         self.built = True  # the encoder is functional: all variables are there
-        names = ("seq2seq", "similarity", "mlm") if mlm_weight else ("seq2seq", "similarity")
-        self._loss_means = {name: keras.metrics.Mean(f"{name}_loss") for name in names}
-        self._accuracy_means = {name: keras.metrics.Mean(f"{name}_accuracy") for name in names}
 
     # Training
 
-    def fit(self, x=None, *args, validation_data=None, **kwargs):
-        """As `AdditiveLossModel.fit`. Rows longer than the position table are refused before the first step.
-
-        The index is dropped: its vectors are those of the weights before.
-        """
-        self._check_batches("x", x)
-        self._check_batches("validation_data", validation_data)
+    def fit(self, x=None, *args, **kwargs):
+        """As `EncoderMethod.fit`. The index is dropped: its vectors are those of the weights before."""
         self.index = None
-        return super().fit(x, *args, validation_data=validation_data, **kwargs)
+        return super().fit(x, *args, **kwargs)
 
-    def evaluate(self, x=None, *args, **kwargs):
-        """As `keras.Model.evaluate`. Rows longer than the position table are refused."""
-        self._check_batches("x", x)
-        return super().evaluate(x, *args, **kwargs)
-
-    def _check_batches(self, name, data):
-        if not isinstance(data, SimilarPairs):
-            return
-        batch = data.batch(0, 0)
+    def _check_batch(self, name, batch):
         if "masked_ids" in batch and not self.mlm_weight:
             raise ValueError(
                 f"`{name}` masks source tokens (`mlm_rate`), but `mlm_weight` is 0: nothing would predict them."
-            )
-        limit = max_tokens(self.encoder.config)
-        longest = batch["token_ids"].shape[1]  # batch 0 is the longest of all
-        if limit is not None and longest > limit:
-            raise ValueError(
-                f"The batches of `{name}` have up to {longest} tokens a row, but the encoder has {limit} positions. "
-                "Give the data a smaller `maxlen`: a row holds two sentences."
             )
 
     def call(self, x, training=None):
@@ -143,10 +119,10 @@ class SimBERT(AdditiveLossModel):
     def normalizers(self, x):
         counts = {
             "rows": ops.cast(ops.shape(x["token_ids"])[0], "float32"),
-            "seq2seq": _count(x["target_ids"]),
+            "seq2seq": count_labels(x["target_ids"]),
         }
         if self.mlm_weight:
-            counts["mlm"] = _count(self._masked(x, "masked_ids"))
+            counts["mlm"] = count_labels(self._masked(x, "masked_ids"))
         return counts
 
     def additive_loss(self, x, y_pred, normalizers, training):
@@ -164,28 +140,8 @@ class SimBERT(AdditiveLossModel):
             _refuse_odd_rows(all_vectors)
         loss, accuracy = in_batch_similarity_loss(vectors, self.temperature, all_vectors, row_offset)
         rows = ops.cast(ops.shape(vectors)[0], "float32")
-        self._track("similarity", loss, accuracy, rows)
+        self._track("similarity", loss, rows, accuracy)
         return loss * rows / normalizers["rows"]
-
-    def _vocabulary_loss(self, name, transformed, labels, normalizers, training):
-        labels = ops.reshape(labels, (-1,))
-        loss, num_correct = fused_cross_entropy(
-            ops.reshape(transformed, (-1, transformed.shape[-1])),
-            self.encoder.token_table,
-            self.encoder.mlm_head.bias,
-            labels,
-            normalizers[name],
-            self.chunk_size,
-            training,
-        )
-        count = _count(labels)
-        safe = ops.maximum(count, 1.0)
-        self._track(name, loss * normalizers[name] / safe, num_correct / safe, count)
-        return loss
-
-    def _track(self, name, loss, accuracy, weight):
-        self._loss_means[name].update_state(ops.stop_gradient(loss), sample_weight=weight)
-        self._accuracy_means[name].update_state(accuracy, sample_weight=weight)
 
     def _masked(self, x, key):
         if key not in x:
@@ -197,17 +153,19 @@ class SimBERT(AdditiveLossModel):
     # Use
 
     @property
+    def index(self) -> VectorIndex | None:
+        """What `most_similar` searches, with the weights that the model had when it was set."""
+        return self._index
+
+    @index.setter
+    def index(self, index):
+        self._index = index
+        self._index_weights = None if index is None else quick_checksum(self.encoder)
+
+    @property
     def sentence_encoder(self) -> SentenceEncoder:
         """The encoder part: linear pooler on [CLS]."""
-        if self.tokenizer is None:
-            raise ValueError("This SimBERT has no tokenizer. Set `simbert.tokenizer`, or pass it when constructing.")
-        return SentenceEncoder(self.encoder, self.tokenizer, "pooler", maxlen=self.maxlen)
-
-    def encode(
-        self, texts: Iterable[str], batch_size: int = 32, normalize: bool = True, show_progress: bool | None = None
-    ) -> np.ndarray:
-        """Sentence vectors, float32 (N, H); see `SentenceEncoder.encode`."""
-        return self.sentence_encoder.encode(texts, batch_size, normalize, show_progress)
+        return self._pretrained_encoder("pooler")
 
     def gen_synonyms(
         self, text_or_texts: str | Iterable[str], n: int = 100, k: int = 20, with_scores: bool = False, **options
@@ -244,10 +202,16 @@ class SimBERT(AdditiveLossModel):
             text_or_texts: one text or several.
             topn: int; more than the index holds gives all of them.
         Returns: list of (text, cosine), best first; for several texts a list of such lists.
-        Raises: ValueError if there is no index, or `topn` is below 1.
+        Raises: ValueError if there is no index, if the weights have changed since it was made, or if `topn` is no int
+            of at least 1.
         """
         if self.index is None:
             raise ValueError("There is no index. Call `build_index(texts)` or `load_index(folder)` first.")
+        if self._index_weights != quick_checksum(self.encoder):
+            raise ValueError(
+                "The index is out of date: the weights of the model have changed since it was made, and with them all "
+                "vectors. Call `build_index(texts)` again."
+            )
         texts = [text_or_texts] if isinstance(text_or_texts, str) else list(text_or_texts)
         results = self.index.most_similar(self.encode(texts, show_progress=False), topn)
         return results[0] if isinstance(text_or_texts, str) else results
@@ -255,69 +219,6 @@ class SimBERT(AdditiveLossModel):
     def fingerprint(self) -> str:
         """Hash of all that a sentence vector depends on; an index remembers it."""
         return self.sentence_encoder.fingerprint()
-
-    # Files
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        revision: str | None = None,
-        new_parts: tuple[str, ...] = (),
-        dropout_rate: float | None = None,
-        dtype: str | None = None,
-        **settings,
-    ) -> "SimBERT":
-        """Loads a folder of any known format, or a model of the Hugging Face hub.
-
-        Args:
-            name_or_path: see `simretro.checkpoints.read_checkpoint`.
-            revision: of a model on the hub.
-            new_parts: names among "pooler" and "mlm_head" that the checkpoint may lack; they get new weights, to be
-                trained.
-            dropout_rate: replaces the dropout rates of the config.
-            dtype: Keras dtype policy.
-            settings: `temperature`, `mlm_weight`, `maxlen`, ... in place of those saved.
-        """
-        encoder, tokenizer, facts = load_pretrained(
-            name_or_path,
-            application="unilm",
-            with_pool="linear",
-            with_mlm="linear",
-            revision=revision,
-            new_parts=new_parts,
-            dropout_rate=dropout_rate,
-            dtype=dtype,
-        )
-        return cls(encoder, tokenizer, **{**facts.get("simbert", {}), **settings})
-
-    def save_pretrained(self, folder: str | Path, facts: dict | None = None, format: str = "simretro") -> None:
-        """Writes a folder that `from_pretrained` reads, only when everything is written in place of an older one.
-
-        Args:
-            folder: path.
-            facts: JSON values worth knowing of the training; kept by the format "simretro".
-            format: "simretro", "huggingface" (transformers loads it) or "tf1" (bert4keras loads it).
-        Raises: ValueError for an unknown format.
-        """
-        facts = {**(facts or {}), "simbert": self._settings()}
-        if self.tokenizer is not None:
-            facts["sentence_encoder"] = self.sentence_encoder.settings()
-        write_folder(folder, self.encoder, self.tokenizer, facts, format)
-
-    def _settings(self):
-        names = ("temperature", "seq2seq_weight", "similarity_weight", "mlm_weight", "maxlen")
-        return {name: getattr(self, name) for name in names}
-
-    def get_config(self):
-        """The tokenizer is no part of a `.keras` file: use `save_pretrained` to keep it."""
-        encoder = keras.saving.serialize_keras_object(self.encoder)
-        return {"name": self.name, "encoder": encoder, "chunk_size": self.chunk_size, **self._settings()}
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        encoder = keras.saving.deserialize_keras_object(config["encoder"], custom_objects=custom_objects)
-        return cls(**{**config, "encoder": encoder})
 
 
 def _refuse_odd_rows(vectors):
@@ -328,8 +229,3 @@ def _refuse_odd_rows(vectors):
         "A batch must have an even number of rows, two for each pair: use an even `batch_size`, or `SimilarPairs`."
     )
     tf.debugging.assert_equal(tf.shape(vectors)[0] % 2, 0, message)
-
-
-def _count(labels):
-    """How many labels are not ignored, float32 scalar."""
-    return ops.sum(ops.cast(labels >= 0, "float32"))

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from simretro.checkpoints import Checkpoint, read_checkpoint, read_config, slice_vocabulary
+from simretro.checkpoints.read import local_folder
+from simretro.files import read_whole
 from simretro.models.transformer import Transformer
 from simretro.models.weights import load_weights
+from simretro.ops import activation
 from simretro.tokenizers import load_tokenizer
 
 
@@ -18,6 +21,7 @@ def build_transformer_model(
     dropout_rate: float | None = None,
     new_parts: tuple[str, ...] = (),
     revision: str | None = None,
+    recompute: bool = False,
     dtype: str | None = None,
     name: str | None = None,
 ) -> Transformer:
@@ -35,6 +39,7 @@ def build_transformer_model(
         dropout_rate: replaces both dropout rates of the config.
         new_parts: names among "pooler" and "mlm_head" that the checkpoint may lack: they get new weights.
         revision: of a checkpoint on the hub.
+        recompute: bool; True trains with less memory and a third more work, see `TransformerBlock`.
         dtype: Keras dtype policy, e.g. "mixed_bfloat16".
         name: of the Keras model.
     Returns: `Transformer`, a functional keras.Model; see there for its inputs and outputs.
@@ -48,6 +53,7 @@ def build_transformer_model(
             raise ValueError("`config` or `checkpoint` must be given; received neither.")
         if keep_tokens is not None:
             raise ValueError("`keep_tokens` selects rows of a checkpoint's table; received it without a `checkpoint`.")
+        source = "`config`" if isinstance(config, dict) else str(config)
         config = dict(config) if isinstance(config, dict) else read_config(config)
     else:
         if keep_tokens is not None:
@@ -57,10 +63,19 @@ def build_transformer_model(
         if not 0 <= dropout_rate < 1:
             raise ValueError(f"`dropout_rate` must be in [0, 1); received {dropout_rate}.")
         config["hidden_dropout_prob"] = config["attention_probs_dropout_prob"] = dropout_rate
-    model = Transformer(config, application, with_pool, with_mlm, dtype=dtype, name=name)
+    _check_activations(config, checkpoint.source if checkpoint is not None else source)
+    model = Transformer(config, application, with_pool, with_mlm, recompute, dtype=dtype, name=name)
     if checkpoint is not None:
         load_weights(model, checkpoint.weights, checkpoint.source, new_parts)
     return model
+
+
+def _check_activations(config, source):
+    for key in ("hidden_act", "mlm_hidden_act"):
+        try:
+            activation(config.get(key, "gelu"))
+        except ValueError as error:
+            raise ValueError(f"{source}: `{key}` must be an activation; received {config[key]!r}. {error}") from error
 
 
 def load_pretrained(name_or_path: str | Path, revision: str | None = None, **options) -> tuple:
@@ -70,9 +85,19 @@ def load_pretrained(name_or_path: str | Path, revision: str | None = None, **opt
         name_or_path: see `simretro.checkpoints.read_checkpoint`.
         revision: of a model on the hub.
         options: see `build_transformer_model`.
-    Returns: (`Transformer`, tokenizer or None where the folder has none, dict of facts that `write_folder` kept).
+    Returns: (`Transformer`, tokenizer or None where the folder has none, the `facts` and the `parts` that
+        `write_folder` kept). `facts["sentence_encoder"]` says how vectors are made, if the folder does, be it one of
+        sentence-transformers.
     """
-    checkpoint = read_checkpoint(name_or_path, revision=revision)
+
+    def read():
+        checkpoint = read_checkpoint(name_or_path, revision=revision)
+        return checkpoint, load_tokenizer(checkpoint.tokenizer_folder) if checkpoint.tokenizer_folder else None
+
+    checkpoint, tokenizer = read_whole(local_folder(name_or_path), read)
     model = build_transformer_model(checkpoint=checkpoint, **options)
-    tokenizer = load_tokenizer(checkpoint.tokenizer_folder) if checkpoint.tokenizer_folder else None
-    return model, tokenizer, checkpoint.extras.get("facts", {})
+    extras = dict(checkpoint.extras)
+    facts = extras.pop("facts", {})
+    if extras:
+        facts = {**facts, "sentence_encoder": {**facts.get("sentence_encoder", {}), **extras}}
+    return model, tokenizer, facts, checkpoint.parts

@@ -1,12 +1,14 @@
 """One way to compile an inference function of a model on each backend."""
 
+from collections.abc import Callable, Hashable
+
 import keras
 from keras import ops
 
 _ATTRIBUTE = "_compiled_functions"
 
 
-def compiled(model, key, build):
+def compiled(model: keras.Model, key: Hashable, build: Callable[[], Callable]) -> Callable:
     """The compiled function of `model` under `key`, built once.
 
     Args:

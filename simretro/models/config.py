@@ -1,5 +1,7 @@
 """What follows from a configuration."""
 
+from simretro.arguments import check_int
+
 _MOST_PADDED_ROWS = 127
 
 
@@ -10,11 +12,13 @@ def max_tokens(config: dict) -> int | None:
     return config["max_position_embeddings"] - config["position_offset"]
 
 
-def check_maxlen(config: dict, maxlen: int | None) -> None:
-    """Raises ValueError if texts of `maxlen` tokens are longer than the position table; None is always fine."""
+def check_maxlen(config: dict, maxlen: int | None, name: str = "maxlen") -> None:
+    """Raises ValueError for no int, or if texts so long are longer than the position table; None is always fine."""
     limit = max_tokens(config)
+    if maxlen is not None:
+        check_int(name, maxlen, 1)
     if maxlen is not None and limit is not None and maxlen > limit:
-        raise ValueError(f"`maxlen` must be at most {limit}, the positions of the encoder; received {maxlen}.")
+        raise ValueError(f"`{name}` must be at most {limit}, the positions of the encoder; received {maxlen}.")
 
 
 def check_vocabulary(config: dict, tokenizer) -> None:

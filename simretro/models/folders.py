@@ -1,16 +1,25 @@
 """Writing a model's folder: config, weights and tokenizer together, in the format that the next tool reads."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from simretro.checkpoints import write_huggingface, write_simretro, write_tf1
+import numpy as np
+
+from simretro.checkpoints import write_huggingface, write_parts, write_pipeline, write_simretro, write_tf1
 from simretro.files import atomic_folder
 from simretro.models.weights import export_weights
 
 _FOREIGN_WRITERS = {"huggingface": write_huggingface, "tf1": write_tf1}
+_FORMATS = ("simretro", "sentence-transformers", *_FOREIGN_WRITERS)
 
 
 def write_folder(
-    folder: str | Path, encoder, tokenizer=None, facts: dict | None = None, format: str = "simretro"
+    folder: str | Path,
+    encoder,
+    tokenizer=None,
+    facts: dict | None = None,
+    format: str = "simretro",
+    parts: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> None:
     """Writes a folder that takes the place of an older one only when all of it is written.
 
@@ -18,17 +27,27 @@ def write_folder(
         folder: path.
         encoder: `Transformer`.
         tokenizer: of `simretro.tokenizers`, or None.
-        facts: JSON values worth knowing of the model; kept by the format "simretro" only.
-        format: "simretro", "huggingface" (transformers loads it) or "tf1" (bert4keras loads it).
-    Raises: ValueError for an unknown format.
+        facts: JSON values worth knowing of the model; kept by the formats "simretro" and "sentence-transformers". The
+            latter reads in `sentence_encoder` how vectors are made.
+        format: "simretro", "sentence-transformers" (that, transformers and Keras Hub load it), "huggingface"
+            (transformers loads it) or "tf1" (bert4keras loads it).
+        parts: {name: {name: array}}, what was trained beside the encoder; kept where the facts are kept.
+    Raises: ValueError for an unknown format, or if the folder holds an index or the checkpoints of a training run.
     """
-    if format not in ("simretro", *_FOREIGN_WRITERS):
-        raise ValueError(f"`format` must be one of {('simretro', *_FOREIGN_WRITERS)}; received {format!r}.")
+    if format not in _FORMATS:
+        raise ValueError(f"`format` must be one of {_FORMATS}; received {format!r}.")
     weights = export_weights(encoder)
-    with atomic_folder(folder) as staging:
+    with atomic_folder(folder, "a model") as staging:
         if format == "simretro":
             write_simretro(staging, encoder.config, weights, facts)
+        elif format == "sentence-transformers":
+            if "sentence_encoder" not in (facts or {}):
+                raise ValueError("`format='sentence-transformers'` needs a tokenizer; the model has none.")
+            write_huggingface(staging, encoder.config, weights, facts)
+            write_pipeline(staging, encoder.config["hidden_size"], facts["sentence_encoder"])
         else:
             _FOREIGN_WRITERS[format](staging, encoder.config, weights)
+        if parts and format not in _FOREIGN_WRITERS:
+            write_parts(staging, parts)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)

@@ -10,16 +10,20 @@ import keras
 import numpy as np
 from keras import ops
 
+from simretro.arguments import check_int
 from simretro.checkpoints import Checkpoint, read_checkpoint
+from simretro.checkpoints.read import local_folder
+from simretro.files import read_whole
 from simretro.models.builder import build_transformer_model
 from simretro.models.compiled import compiled
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.folders import write_folder
-from simretro.models.weights import named_variables
+from simretro.models.pooling import check_pooling, new_projection, text_vectors
+from simretro.models.weights import export_part, load_part, named_variables
 from simretro.ops import unit_vectors
-from simretro.tokenizers import load_tokenizer
+from simretro.tokenizers import TruncationWarning, load_tokenizer
+from simretro.tokenizers.rows import round_up
 
-_POOLINGS = ("cls", "mean", "pooler")
 # What vectors depend on beside the weights.
 _CONFIG_OF_VECTORS = ("hidden_act", "num_attention_heads", "layer_norm_eps", "position_embedding_type")
 _CONFIG_OF_VECTORS += ("position_offset", "pad_token_id")
@@ -38,14 +42,20 @@ class SentenceEncoder:
         pooling: "cls" (first token), "mean" (over the tokens of a text) or "pooler" (dense layer on the first token).
         normalize: bool, whether vectors have length 1 unless `encode` is told otherwise.
         maxlen: int, longest text in tokens, the special ones included; None = `max_position_embeddings` of the config.
+        projection: linear layer to shorter vectors, see `new_projection`; None = the encoder's own.
     Raises: ValueError for a pooling that the encoder cannot give, or a `maxlen` beyond the position table.
     """
 
-    def __init__(self, encoder, tokenizer, pooling: str = "cls", normalize: bool = True, maxlen: int | None = None):
-        if pooling not in _POOLINGS:
-            raise ValueError(f"`pooling` must be one of {_POOLINGS}; received {pooling!r}.")
-        if pooling == "pooler" and encoder.pooler is None:
-            raise ValueError("`pooling='pooler'` needs an encoder built with `with_pool`.")
+    def __init__(
+        self,
+        encoder,
+        tokenizer,
+        pooling: str = "cls",
+        normalize: bool = True,
+        maxlen: int | None = None,
+        projection: keras.layers.Dense | None = None,
+    ):
+        check_pooling(encoder, pooling)
         check_vocabulary(encoder.config, tokenizer)
         check_maxlen(encoder.config, maxlen)
         limit = max_tokens(encoder.config)
@@ -53,6 +63,7 @@ class SentenceEncoder:
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.normalize = normalize
+        self.projection = projection
         # A rotary model has no limit, but the work grows with the square of the length.
         self.maxlen = maxlen or limit or encoder.config["max_position_embeddings"]
 
@@ -66,7 +77,11 @@ class SentenceEncoder:
             overrides: `pooling`, `normalize`, `maxlen` in place of what the folder says.
         Raises: ValueError if the folder's vectors come from stages that simretro does not have.
         """
-        return cls.from_checkpoint(read_checkpoint(name_or_path, revision=revision), **overrides)
+
+        def read():  # the tokenizer's files are of the same save as the weights
+            return cls.from_checkpoint(read_checkpoint(name_or_path, revision=revision), **overrides)
+
+        return read_whole(local_folder(name_or_path), read)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, **overrides) -> "SentenceEncoder":
@@ -76,6 +91,11 @@ class SentenceEncoder:
             raise ValueError(
                 f"{checkpoint.source}: its vectors need {extras['other_modules']}, which is not supported."
             )
+        if "passage_encoder" in checkpoint.parts:
+            raise ValueError(
+                f"{checkpoint.source} holds two encoders, one for queries and one for passages: use "
+                "`BiEncoder.from_pretrained`."
+            )
         if checkpoint.tokenizer_folder is None:
             raise ValueError(f"{checkpoint.source}: no tokenizer files lie beside it.")
         said = {**extras.get("facts", {}).get("sentence_encoder", {}), **extras}
@@ -84,6 +104,9 @@ class SentenceEncoder:
         encoder = build_transformer_model(checkpoint=checkpoint, with_pool=with_pool)
         # Older sentence-transformers folders say so in a file of their own.
         lower_case = {"do_lower_case": True} if said.get("do_lower_case") else {}
+        if weights := checkpoint.parts.get("projection"):
+            settings["projection"] = new_projection(encoder, weights["kernel"].shape[1])
+            load_part(settings["projection"], weights, checkpoint.source)
         return cls(encoder, load_tokenizer(checkpoint.tokenizer_folder, **lower_case), **settings)
 
     def save_pretrained(self, folder: str | Path, facts: dict | None = None) -> None:
@@ -93,7 +116,9 @@ class SentenceEncoder:
             folder: replaced as a whole, only when everything is written.
             facts: JSON values worth knowing of the training.
         """
-        write_folder(folder, self.encoder, self.tokenizer, {**(facts or {}), "sentence_encoder": self.settings()})
+        facts = {**(facts or {}), "sentence_encoder": self.settings()}
+        parts = {} if self.projection is None else {"projection": export_part(self.projection)}
+        write_folder(folder, self.encoder, self.tokenizer, facts, parts=parts)
 
     def settings(self) -> dict:
         """How vectors are made, as `from_pretrained` reads it back."""
@@ -103,7 +128,7 @@ class SentenceEncoder:
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        return self.encoder.config["hidden_size"]
+        return self.encoder.config["hidden_size"] if self.projection is None else self.projection.units
 
     def fingerprint(self) -> str:
         """Hash of everything that a vector depends on: weights, tokenizer, pooling, longest text."""
@@ -115,6 +140,8 @@ class SentenceEncoder:
             if not name.startswith("mlm_head/"):
                 digest.update(name.encode())
                 digest.update(np.ascontiguousarray(ops.convert_to_numpy(ops.cast(variable, "float32"))))
+        if self.projection is not None:
+            digest.update(np.ascontiguousarray(ops.convert_to_numpy(self.projection.kernel)))
         return digest.hexdigest()[:16]
 
     def encode(
@@ -134,22 +161,21 @@ class SentenceEncoder:
             batch_size: int, texts of 64 tokens in a batch; of shorter texts a batch holds more, of longer ones fewer.
             normalize: bool, vectors of length 1; None = as the encoder was made.
             show_progress: bool; None = for lists of 2,000 texts or more.
-        Returns: float32 (N, hidden size), in the order of the texts; (0, hidden size) for none.
+        Returns: float32 (N, `dimension`), in the order of the texts; (0, `dimension`) for none.
         Raises: TypeError if `texts` is a str or holds anything else; ValueError if `batch_size` is below 1.
         """
         if isinstance(texts, str):
             raise TypeError("`texts` must be a list of str; received one str. Write `encode([text])`.")
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1; received {batch_size}.")
+        batch_size = check_int("batch_size", batch_size, 1)
         normalize = self.normalize if normalize is None else normalize
         total = len(texts) if hasattr(texts, "__len__") else None
         if show_progress is None:
             show_progress = total is not None and total >= _LONG_INPUT
         progress = keras.utils.Progbar(total, unit_name="text") if show_progress and total != 0 else None
-        windows, done = [], 0
+        windows, done, cut = [], 0, []
         for window in _windows(texts):
             vectors = np.empty((len(window), self.dimension), "float32")
-            for chosen, batch_vectors in self._encode_window(window, batch_size, normalize):
+            for chosen, batch_vectors in self._encode_window(window, batch_size, normalize, cut):
                 vectors[chosen] = batch_vectors
                 done += len(chosen)
                 if progress:
@@ -157,35 +183,41 @@ class SentenceEncoder:
             windows.append(vectors)
         if progress:
             progress.update(done, finalize=True)
+        if cut:
+            TruncationWarning.teller(self.maxlen, done)(*np.sum(cut, axis=0))
         return np.concatenate(windows) if windows else np.zeros((0, self.dimension), "float32")
 
-    def _encode_window(self, texts, batch_size, normalize):
-        token_ids, _ = self.tokenizer.encode_batch(texts, maxlen=self.maxlen)
+    def _encode_window(self, texts, batch_size, normalize, cut):
+        token_ids, _ = self.tokenizer.encode_batch(
+            texts, maxlen=self.maxlen, on_truncation=lambda *counts: cut.append(counts)
+        )
         pad = self.tokenizer.pad_token_id
         lengths = token_ids.shape[1] - np.argmax(token_ids[:, ::-1] != pad, axis=1)
-        function = compiled(self.encoder, ("encode", self.pooling, normalize), lambda: self._function(normalize))
+        at_once = normalize and self.projection is None
+        function = compiled(self.encoder, ("encode", self.pooling, at_once), lambda: self._function(at_once))
         for chosen, width in batches_by_length(lengths, batch_size * _TOKENS_PER_TEXT):
             width = min(width, self.maxlen or width)  # the rounding must not leave the position table
             batch = np.full((len(chosen), width), pad, "int32")
             batch[:, : token_ids.shape[1]] = token_ids[chosen, :width]
-            yield chosen, ops.convert_to_numpy(function(batch))
+            vectors = ops.convert_to_numpy(function(batch))
+            yield chosen, vectors if self.projection is None else self._project(vectors, normalize)
 
     def _function(self, normalize):
         encoder, pooling = self.encoder, self.pooling
 
         def function(token_ids):
-            segment_ids = ops.zeros_like(token_ids)
-            if pooling == "mean":
-                hidden = encoder({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)["sequence"]
-                vectors = _masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
-            else:
-                first = ops.zeros_like(token_ids[:, :1])
-                vectors = encoder.hidden_at(token_ids, segment_ids, first, training=False)[:, 0]
-                if pooling == "pooler":
-                    vectors = encoder.pooler(vectors)
+            vectors = text_vectors(encoder, token_ids, pooling)
             return unit_vectors(vectors) if normalize else ops.cast(vectors, "float32")
 
         return function
+
+    def _project(self, vectors, normalize):
+        # In NumPy: the compiled function is the encoder's, and knows the encoder's weights only.
+        vectors = vectors @ ops.convert_to_numpy(self.projection.kernel)
+        if not normalize:
+            return vectors
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def batches_by_length(lengths: np.ndarray, tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -199,7 +231,7 @@ def batches_by_length(lengths: np.ndarray, tokens_per_batch: int) -> Iterator[tu
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        width = -(-int(lengths[order[start]]) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        width = round_up(lengths[order[start]], _LENGTH_MULTIPLE)
         stop = start + max(1, tokens_per_batch // width)
         yield order[start:stop], width
         start = stop
@@ -209,9 +241,3 @@ def _windows(texts):
     iterator = iter(texts)
     while window := list(itertools.islice(iterator, _WINDOW)):
         yield window
-
-
-def _masked_mean(hidden, padding_mask):
-    weights = ops.cast(padding_mask, "float32")[:, :, None]
-    total = ops.sum(ops.cast(hidden, "float32") * weights, axis=1)
-    return total / ops.maximum(ops.sum(weights, axis=1), 1.0)

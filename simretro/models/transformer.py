@@ -24,35 +24,31 @@ class Transformer(keras.Model):
         with_pool: False, True (dense + tanh on position 0, as for next sentence prediction) or "linear" (without
             tanh: SimBERT's sentence vector).
         with_mlm: False, True (probabilities) or "linear" (logits).
+        recompute: bool; True trains with less memory and a third more work, see `TransformerBlock`.
         dtype: Keras dtype policy, e.g. "mixed_bfloat16"; None = the global one.
     Raises: ValueError if a value is none of those named.
     """
 
-    def __init__(self, config, application="encoder", with_pool=False, with_mlm=False, dtype=None, name=None):
+    def __init__(
+        self,
+        config: dict,
+        application: str = "encoder",
+        with_pool: bool | str = False,
+        with_mlm: bool | str = False,
+        recompute: bool = False,
+        dtype: str | None = None,
+        name: str | None = None,
+    ):
         _check_choice("application", application, _APPLICATIONS)
         _check_choice("with_pool", with_pool, (False, True, "linear"))
         _check_choice("with_mlm", with_mlm, (False, True, "linear"))
         config = normalize_config(config)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
-        embeddings, blocks = _build_trunk(config, policy)
+        embeddings = _embeddings(config, policy)
+        blocks = [_block(config, policy, recompute, f"block_{i}") for i in range(config["num_hidden_layers"])]
         masks = _MASKS[application](config)
-        initializer = keras.initializers.TruncatedNormal(stddev=config["initializer_range"])
-        pooler = mlm_head = None
-        if with_pool:
-            activation = None if with_pool == "linear" else "tanh"
-            pooler = layers.Dense(
-                config["hidden_size"], activation, kernel_initializer=initializer, dtype=policy, name="pooler"
-            )
-        if with_mlm:
-            mlm_head = MLMHead(
-                config["vocab_size"],
-                config["embedding_size"],
-                config["mlm_hidden_act"],
-                config["mlm_layer_norm_eps"],
-                config["initializer_range"],
-                dtype=policy,
-                name="mlm_head",
-            )
+        pooler = _pooler(config, policy, with_pool) if with_pool else None
+        mlm_head = _mlm_head(config, policy) if with_mlm else None
 
         token_ids = keras.Input((None,), dtype="int32", name="token_ids")
         segment_ids = keras.Input((None,), dtype="int32", name="segment_ids")
@@ -75,6 +71,7 @@ class Transformer(keras.Model):
         self.application = application
         self.with_pool = with_pool
         self.with_mlm = with_mlm
+        self.recompute = recompute
         self.policy = policy
         self.embeddings = embeddings
         self.blocks = blocks
@@ -87,7 +84,18 @@ class Transformer(keras.Model):
         """Variable (V, E): the token embeddings, which are the output matrix of the MLM head too."""
         return self.embeddings.token.embeddings
 
-    def hidden_at(self, token_ids, segment_ids, positions, training=None):
+    def new_block(self, name: str) -> TransformerBlock:
+        """A block of the same kind as the encoder's, built, with new weights."""
+        block = _block(self.config, self.policy, self.recompute, name)
+        block.build((None, None, self.config["hidden_size"]))
+        return block
+
+    def hidden(self, token_ids, segment_ids, training: bool | None = None):
+        """Hidden states of the last layer, float (B, L, H): `sequence`, without the heads."""
+        x, attention_mask = self._before_last(token_ids, segment_ids, training)
+        return self.blocks[-1](x, attention_mask=attention_mask, training=training)
+
+    def hidden_at(self, token_ids, segment_ids, positions, training: bool | None = None):
         """Hidden states of the last layer at some positions; the last block's queries are computed there alone.
 
         For a vector at [CLS], or for a loss that reads half of the positions, this leaves out most of the last
@@ -100,10 +108,7 @@ class Transformer(keras.Model):
             training: bool.
         Returns: float (B, T, H).
         """
-        attention_mask = self.masks(token_ids, segment_ids)
-        x = self.embeddings(token_ids, segment_ids, training=training)
-        for block in self.blocks[:-1]:
-            x = block(x, attention_mask=attention_mask, training=training)
+        x, attention_mask = self._before_last(token_ids, segment_ids, training)
         if attention_mask.shape[2] != 1:  # the mask differs from query to query
             attention_mask = take_rows(attention_mask[:, 0], positions)[:, None]
         return self.blocks[-1](
@@ -114,12 +119,21 @@ class Transformer(keras.Model):
             training=training,
         )
 
+    def _before_last(self, token_ids, segment_ids, training):
+        """(what the last block reads, attention mask)."""
+        attention_mask = self.masks(token_ids, segment_ids)
+        x = self.embeddings(token_ids, segment_ids, training=training)
+        for block in self.blocks[:-1]:
+            x = block(x, attention_mask=attention_mask, training=training)
+        return x, attention_mask
+
     def get_config(self):
         return {
             "config": dict(self.config),
             "application": self.application,
             "with_pool": self.with_pool,
             "with_mlm": self.with_mlm,
+            "recompute": self.recompute,
             "dtype": keras.saving.serialize_keras_object(self.policy),
             "name": self.name,
         }
@@ -158,9 +172,9 @@ _MASKS = {
 }
 
 
-def _build_trunk(config, policy):
+def _embeddings(config, policy):
     rotary = config["position_embedding_type"] == "rotary"
-    embeddings = TransformerEmbeddings(
+    return TransformerEmbeddings(
         config["vocab_size"],
         config["hidden_size"],
         config["embedding_size"],
@@ -173,22 +187,40 @@ def _build_trunk(config, policy):
         dtype=policy,
         name="embeddings",
     )
-    blocks = [
-        TransformerBlock(
-            config["num_attention_heads"],
-            config["intermediate_size"],
-            config["hidden_act"],
-            config["hidden_dropout_prob"],
-            config["attention_probs_dropout_prob"],
-            config["layer_norm_eps"],
-            rotary,
-            config["initializer_range"],
-            dtype=policy,
-            name=f"block_{i}",
-        )
-        for i in range(config["num_hidden_layers"])
-    ]
-    return embeddings, blocks
+
+
+def _block(config, policy, recompute, name):
+    return TransformerBlock(
+        config["num_attention_heads"],
+        config["intermediate_size"],
+        config["hidden_act"],
+        config["hidden_dropout_prob"],
+        config["attention_probs_dropout_prob"],
+        config["layer_norm_eps"],
+        config["position_embedding_type"] == "rotary",
+        config["initializer_range"],
+        recompute,
+        dtype=policy,
+        name=name,
+    )
+
+
+def _pooler(config, policy, with_pool):
+    activation = None if with_pool == "linear" else "tanh"
+    initializer = keras.initializers.TruncatedNormal(stddev=config["initializer_range"])
+    return layers.Dense(config["hidden_size"], activation, kernel_initializer=initializer, dtype=policy, name="pooler")
+
+
+def _mlm_head(config, policy):
+    return MLMHead(
+        config["vocab_size"],
+        config["embedding_size"],
+        config["mlm_hidden_act"],
+        config["mlm_layer_norm_eps"],
+        config["initializer_range"],
+        dtype=policy,
+        name="mlm_head",
+    )
 
 
 def _check_choice(name, value, choices):

@@ -1,14 +1,16 @@
 """Weights by name: between a Keras model and a dict of arrays, with every variable accounted for."""
 
+import zlib
 from collections.abc import Iterable
 
+import keras
 import numpy as np
 from keras import ops
 
 from simretro.checkpoints.variables import OPTIONAL_PARTS
 
 
-def named_variables(model) -> dict:
+def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """{our name: variable} of a `Transformer`, e.g. "block_0/query/kernel"; seeds of dropout layers are left out."""
     named = {}
     for variable in model.weights:
@@ -18,12 +20,27 @@ def named_variables(model) -> dict:
     return {name: variable for name, variable in named.items() if "seed_generator" not in name}
 
 
-def export_weights(model) -> dict[str, np.ndarray]:
+def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
     """{our name: float array} of a `Transformer`."""
     return {name: ops.convert_to_numpy(variable) for name, variable in named_variables(model).items()}
 
 
-def load_weights(model, weights: dict, source: str, new_parts: Iterable[str] = ()) -> None:
+def quick_checksum(model: keras.Model) -> int:
+    """A number that changes whenever the encoder's weights are replaced or trained, and takes a millisecond.
+
+    Of all biases and gains, which every update and every other checkpoint changes; the large matrices, and what is
+    for the MLM head alone, are left out. To compare models that are not in one process, take a fingerprint.
+    """
+    checksum = 0
+    for name, variable in named_variables(model).items():
+        if len(variable.shape) == 1 and not name.startswith("mlm_head/"):
+            checksum = zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(variable)), checksum)
+    return checksum
+
+
+def load_weights(
+    model: keras.Model, weights: dict[str, np.ndarray], source: str, new_parts: Iterable[str] = ()
+) -> None:
     """Assigns arrays to the variables of the same name.
 
     Args:
@@ -49,6 +66,33 @@ def load_weights(model, weights: dict, source: str, new_parts: Iterable[str] = (
     for name, variable in variables.items():
         if name in weights:
             variable.assign(np.asarray(weights[name]).astype("float32"))
+
+
+def export_part(layer: keras.layers.Layer) -> dict[str, np.ndarray]:
+    """{name within the layer: array} of a layer that is trained beside an encoder; seeds are left out."""
+    return {name: ops.convert_to_numpy(variable) for name, variable in _variables_of_part(layer).items()}
+
+
+def load_part(layer: keras.layers.Layer, weights: dict[str, np.ndarray], source: str) -> None:
+    """Assigns what `export_part` gave.
+
+    Raises: ValueError naming all variables that are missing, unexpected or of another shape, before any is assigned.
+    """
+    variables = _variables_of_part(layer)
+    found = {name: tuple(array.shape) for name, array in weights.items()}
+    wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
+    if found != wanted:
+        different = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+        listed = "; ".join(f"{name}: model {wanted.get(name)}, file {found.get(name)}" for name in different)
+        raise ValueError(f"The {layer.name} of {source} does not fit the model. {listed}.")
+    for name, variable in variables.items():
+        variable.assign(weights[name])
+
+
+def _variables_of_part(layer):
+    # Paths begin with the names of what the layer was built in; its own name ends that.
+    named = {variable.path.split(f"{layer.name}/", 1)[-1]: variable for variable in layer.variables}
+    return {name: variable for name, variable in named.items() if "seed_generator" not in name}
 
 
 def _part(name):

@@ -107,9 +107,15 @@ class AdditiveLossModel(keras.Model):
         """
         raise NotImplementedError
 
-    def global_normalizers(self, x):
-        """`normalizers(x)` of the batch of all replicas; at least 1 each, so that nothing is divided by zero."""
-        return {name: ops.maximum(sum_over_replicas(count), 1.0) for name, count in self.normalizers(x).items()}
+    def global_normalizers(self, *parts):
+        """`normalizers` of the batch of all replicas; at least 1 each, so that nothing is divided by zero.
+
+        Args:
+            parts: dicts of tensors, the parts that this replica's batch is worked through in.
+        """
+        counts = [self.normalizers(part) for part in parts]
+        totals = {name: sum(count[name] for count in counts) for name in counts[0]}
+        return {name: ops.maximum(sum_over_replicas(total), 1.0) for name, total in totals.items()}
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         _refuse_weights(sample_weight)
@@ -121,10 +127,11 @@ class AdditiveLossModel(keras.Model):
             import tensorflow as tf
 
             x = _inputs(data)
-            normalizers = self.global_normalizers(x)
+            parts = self._parts(x)
+            normalizers = self.global_normalizers(*parts)
             variables = self.trainable_variables
             total, gradients = 0.0, None
-            for part in self._parts(x):
+            for part in parts:
                 if gradients is not None:
                     # Without this the parts would run side by side, in the memory of the whole batch.
                     with tf.control_dependencies([total]):

@@ -2,10 +2,13 @@
 
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import train_simbert
+from command_line import free_folder
 
 WORDS = ["开灯", "关灯", "开窗", "关窗", "开门", "关门", "开电视", "关电视", "放音乐", "停音乐", "调高温度", "调低温度"]
 
@@ -69,7 +72,41 @@ def test_help_names_every_option(capsys):
 
 def test_the_next_free_folder_is_taken(tmp_path):
     options = train_simbert.parse_arguments(["--output", str(tmp_path / "run")])
-    assert train_simbert.output_folder(options) == tmp_path / "run"
+    assert free_folder(options.output, options.resume) == tmp_path / "run"
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").mkdir()
-    assert train_simbert.output_folder(options) == tmp_path / "run-3"
+    assert free_folder(options.output, options.resume) == tmp_path / "run-3"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--new-parts", "bogus"], "invalid choice: 'bogus'"),
+        (["--corpus", "missing.jsonl"], "missing.jsonl is not a file"),
+        (["--evaluate", "missing.tsv"], "missing.tsv is not a file"),
+        (["--corpus", "{corpus}", "--checkpoint", "{folder}/missing"], "missing does not exist"),
+        (["--corpus", "{folder}/broken.jsonl"], "broken.jsonl, line 1"),
+        (["--corpus", "{folder}/common.jsonl"], "of 2 groups held out 0 have no text in common"),
+        (["--resume"], "--resume: there is no run"),
+    ],
+)
+def test_what_is_wrong_is_told_without_a_traceback(arguments, message, corpus, tmp_path, capsys):
+    (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
+    lines = [json.dumps({"text": "same", "synonyms": [f"text {i}"]}) for i in range(8)]
+    (tmp_path / "common.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    arguments = [argument.format(corpus=corpus, folder=tmp_path) for argument in arguments]
+    with pytest.raises(SystemExit) as left:
+        train_simbert.main([*arguments, "--output", str(tmp_path / "run"), "--quick"])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error.splitlines()[-1] and "Traceback" not in error
+
+
+def test_the_interval_counts_groups_and_not_their_queries():
+    """Ten groups of nine queries that succeed or fail together are ten observations, not ninety."""
+    group_ids = np.repeat(np.arange(10), 9)
+    result = SimpleNamespace(query_ids=np.arange(90), ranks=1 + (group_ids % 2))
+    low, high = train_simbert.interval_of_groups(result, group_ids.tolist())
+    assert low <= 0.2 and high >= 0.8  # of ninety observations: 0.4 to 0.6
+    skipped = SimpleNamespace(query_ids=np.arange(3), ranks=np.array([1, 1, 1]))
+    assert train_simbert.interval_of_groups(skipped, ["a", "b", "b"]) == (1.0, 1.0)

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from simretro.layers import MLMHead, PaddingMask, TransformerBlock, TransformerEmbeddings, UniLMMask
+from tests.reference.harness import value_and_gradients
 
 pytestmark = pytest.mark.backends
 
@@ -106,6 +107,26 @@ def test_dropout_path_equals_the_fused_one_at_rate_zero_and_drops_otherwise():
     outputs = [ops.convert_to_numpy(dropping(x, attention_mask=mask, training=True)) for _ in range(2)]
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-3
     np.testing.assert_allclose(ops.convert_to_numpy(dropping(x, attention_mask=mask)), plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_context", [False, True])
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.3, 0.0), (0.3, 0.4)])
+def test_recomputing_changes_neither_value_nor_gradients(rates, with_context):
+    """The second pass must drop what the first one has dropped."""
+    x, context = np.random.default_rng(0).standard_normal((2, 3, 5, 8)).astype("float32")
+    mask = np.random.default_rng(1).random((3, 1, 5, 5)) < 0.7
+    results = []
+    for recompute in (False, True):
+        block = make_block(dropout_rate=rates[0], attention_dropout_rate=rates[1], recompute=recompute)
+
+        def square(x, *context, block=block):
+            options = {"context": context[0]} if context else {}
+            return ops.sum(ops.square(block(x, attention_mask=mask, training=True, **options) + 1.0))
+
+        results.append(value_and_gradients(square, [x, context] if with_context else [x]))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6)
+    for recomputed, kept in zip(results[1][1], results[0][1], strict=True):
+        np.testing.assert_allclose(recomputed, kept, rtol=1e-4, atol=1e-5)
 
 
 def test_block_names_what_is_wrong():

@@ -1,10 +1,13 @@
+import copy
+import pickle
+
 import keras
 import mirrored_simbert as toy
 import numpy as np
 import pytest
 
 from simretro.methods import SimBERT, gen_synonyms, most_similar
-from simretro.models import build_transformer_model, export_weights
+from simretro.models import build_transformer_model, export_weights, load_weights
 from simretro.training import TrainingCheckpoint, build_optimizer
 
 pytestmark = pytest.mark.backends
@@ -33,7 +36,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch():
 @tensorflow_only
 def test_micro_batches_that_do_not_fit_are_refused():
     simbert = toy.make_simbert(micro_batches=3)
-    with pytest.raises(Exception, match="`micro_batches` must divide the number of pairs"):
+    with pytest.raises(Exception, match="`micro_batches` must divide the number of examples"):
         trained(simbert)
 
 
@@ -130,6 +133,77 @@ def test_index_finds_itself_and_refuses_another_model(kind, tmp_path):
         simbert.load_index(tmp_path / "index")
 
 
+def test_an_index_of_other_weights_is_not_searched(tmp_path):
+    """Also where the weights were not trained but replaced: by Keras, by the best checkpoint, by hand."""
+    simbert = toy.make_simbert()
+    other = toy.make_simbert()
+    trained(other)
+    other.save_weights(tmp_path / "other.weights.h5")
+    before = export_weights(simbert.encoder)
+    for replace in (
+        lambda: simbert.load_weights(tmp_path / "other.weights.h5"),
+        lambda: load_weights(simbert.encoder, export_weights(other.encoder), "here"),
+        lambda: simbert.encoder.blocks[0].output_norm.gamma.assign(np.full(16, 1.25, "float32")),
+    ):
+        load_weights(simbert.encoder, before, "here")
+        simbert.build_index(["ab", "b c"])
+        assert simbert.most_similar("ab", 1)[0][0] == "ab"
+        replace()
+        with pytest.raises(ValueError, match="out of date.*`build_index"):
+            simbert.most_similar("ab")
+
+
+def test_data_of_another_tokenizer_are_refused():
+    simbert = toy.make_simbert()
+    toy.make_data(simbert)
+    tokens = list(simbert.tokenizer.vocab)
+    swapped = toy.Tokenizer({token: i for i, token in enumerate([*tokens[:5], *tokens[:4:-1]])})
+    data = toy.SimilarPairs(toy.GROUPS, swapped, 4, maxlen=10)
+    with pytest.raises(ValueError, match="`x` was made with another tokenizer"):
+        simbert.fit(data, verbose=0)
+    with pytest.raises(ValueError, match="`validation_data` was made with another tokenizer"):
+        simbert.fit(toy.make_data(simbert), validation_data=data, verbose=0)
+    same = toy.SimilarPairs(toy.GROUPS, toy.make_tokenizer(), 4, maxlen=10)
+    simbert.evaluate(same, verbose=0)
+
+
+def test_what_would_be_ignored_is_refused():
+    simbert = toy.make_simbert()
+    data = toy.make_data(simbert)
+    for name, value in (("loss", "mse"), ("metrics", ["mae"]), ("loss_weights", [2.0]), ("weighted_metrics", ["mae"])):
+        with pytest.raises(ValueError, match=f"`{name}` must be left out"):
+            simbert.compile("sgd", **{name: value})
+    with pytest.raises(ValueError, match="`loss` must be left out.*'mse'"):
+        simbert.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`class_weight` must be left out"):
+        simbert.fit(data, class_weight={0: 2.0}, verbose=0)
+    rows = data[0]
+    weights = np.ones(len(rows["token_ids"]))
+    with pytest.raises(ValueError, match="`sample_weight` must be left out"):
+        simbert.fit(rows, sample_weight=weights, batch_size=4, verbose=0)
+    with pytest.raises(ValueError, match="must hold no `sample_weight`"):
+        simbert.train_on_batch(rows, sample_weight=weights)
+
+
+def test_fit_needs_a_compiled_model():
+    simbert = toy.make_simbert()
+    with pytest.raises(ValueError, match="compiled before `fit`"):
+        SimBERT(simbert.encoder, simbert.tokenizer).fit(toy.make_data(simbert), verbose=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda simbert: pickle.loads(pickle.dumps(simbert))])
+def test_a_copy_has_tokenizer_weights_and_settings(copied):
+    simbert = toy.make_simbert()
+    simbert.temperature = 0.07
+    again = copied(simbert)
+    assert again.fingerprint() == simbert.fingerprint() and again.temperature == 0.07
+    np.testing.assert_allclose(again.encode(["ab"]), simbert.encode(["ab"]), atol=1e-6)
+    trained(again)
+    assert again.fingerprint() != simbert.fingerprint()
+    uncompiled = SimBERT(simbert.encoder, simbert.tokenizer)
+    assert copied(uncompiled).fingerprint() == uncompiled.fingerprint()
+
+
 @tensorflow_only
 def test_an_odd_batch_of_ones_own_is_refused():
     simbert = toy.make_simbert()
@@ -158,6 +232,17 @@ def test_plain_functions_are_the_methods():
     assert gen_synonyms("abc", 8, 3, model=simbert, **options) == simbert.gen_synonyms("abc", 8, 3, **options)
 
 
+def test_warnings_name_the_line_of_the_caller():
+    simbert = toy.make_simbert()
+    for call, message in (
+        (lambda: simbert.gen_synonyms("ab", 2, 1, maxlen=60), "1 of 1 outputs are capped"),
+        (lambda: simbert.encode(["ab " * 40]), "1 of 1 texts lost"),
+    ):
+        with pytest.warns(UserWarning, match=message) as told:
+            call()
+        assert {warning.filename for warning in told if message in str(warning.message)} == {__file__}
+
+
 def test_bad_arguments_are_named():
     encoder = build_transformer_model(toy.CONFIG, application="encoder", with_pool="linear", with_mlm="linear")
     with pytest.raises(ValueError, match="`application='unilm'`"):
@@ -170,8 +255,12 @@ def test_bad_arguments_are_named():
     for name, value in (("temperature", -1), ("mlm_weight", -2), ("maxlen", 33)):
         with pytest.raises(ValueError, match=f"`{name}`.*{value}"):
             SimBERT(simbert.encoder, **{name: value})
-    with pytest.raises(ValueError, match="`k`.*0"):
-        simbert.gen_synonyms("ab", k=0)
+    for name, value in (("k", 0), ("k", 2.0), ("n", "4"), ("n", True), ("top_k", 5.0), ("maxlen", "8"), ("maxlen", 2)):
+        with pytest.raises(ValueError, match=f"`{name}` must be an int of at least .*received {value!r}"):
+            simbert.gen_synonyms("ab", **{name: value})
+    simbert.build_index(["ab"])
+    with pytest.raises(ValueError, match="`topn` must be an int of at least 1; received '3'"):
+        simbert.most_similar("ab", "3")
     with pytest.raises(ValueError, match="`format`.*'pickle'"):
         simbert.save_pretrained("somewhere", format="pickle")
     for temperature in (float("nan"), float("inf"), -0.1):

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from simretro.models import SentenceEncoder, build_transformer_model
+from simretro.models import sentence_encoder as sentence_encoder_module
 from simretro.models.sentence_encoder import batches_by_length
 from simretro.tokenizers import Tokenizer, TruncationWarning
 
@@ -62,6 +63,16 @@ def test_a_cut_is_said_and_stays_within_the_positions():
         assert np.isfinite(make().encode([LONG + " " + LONG])).all()  # 70 positions, no multiple of 8
 
 
+def test_cuts_are_told_once_with_their_sum_at_the_line_of_the_caller(monkeypatch):
+    monkeypatch.setattr(sentence_encoder_module, "_WINDOW", 2)
+    encoder = make(maxlen=6)
+    with pytest.warns(TruncationWarning) as told:
+        encoder.encode([LONG, "a b", LONG, "a", LONG])
+    cuts = [warning for warning in told if warning.category is TruncationWarning]
+    assert [str(cut.message) for cut in cuts] == ["`maxlen`=6: 3 of 5 texts lost 168 tokens."]
+    assert cuts[0].filename == __file__
+
+
 def test_saved_folder_says_how_vectors_are_made(tmp_path):
     encoder = make("pooler", "linear", normalize=False, maxlen=12)
     encoder.save_pretrained(tmp_path / "model", {"note": 1})
@@ -92,8 +103,12 @@ def test_bad_arguments_are_named():
         SentenceEncoder(make().encoder, Tokenizer({**VOCAB, "extra": 30}))
     with pytest.raises(TypeError, match="one str"):
         make().encode("a")
-    with pytest.raises(ValueError, match="`batch_size`.*0"):
-        make().encode(["a"], batch_size=0)
+    for value in (0, 2.0, "2", True):
+        with pytest.raises(ValueError, match=f"`batch_size` must be an int of at least 1; received {value!r}"):
+            make().encode(["a"], batch_size=value)
+    for value in (0, 6.0, "6", True):
+        with pytest.raises(ValueError, match=f"`maxlen` must be an int of at least 1; received {value!r}"):
+            make(maxlen=value)
 
 
 def test_batches_hold_alike_lengths_and_tokens():

@@ -1,0 +1,59 @@
+"""What the command lines of the examples share."""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+import keras
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the lines of the description, and shows defaults."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=30, width=110)
+
+
+@contextlib.contextmanager
+def one_line_errors():
+    """What is wrong with a file that the user has named is told in a line, without the way through the program."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        stop(error)
+
+
+def stop(message):
+    """Ends the program as `argparse` does."""
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def add_strategy(parser):
+    """Adds `--strategy`, for `strategy_scope`."""
+    parser.add_argument("--strategy", default="none", choices=["none", "mirrored"], help="mirrored: all devices")
+
+
+def strategy_scope(name):
+    """The scope in which model and optimizer are made: that of all devices, or none."""
+    if name == "none":
+        return contextlib.nullcontext()
+    if keras.backend.backend() != "tensorflow":
+        stop("--strategy mirrored needs the TensorFlow backend; on JAX use keras.distribution")
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy().scope()
+
+
+def free_folder(folder, resume):
+    """`folder`, or the next free name beside it where a run is there that is not to be resumed."""
+    if resume:
+        if not (folder / "checkpoints").is_dir():
+            stop(f"--resume: there is no run in {folder}; give its folder as --output")
+        return folder
+    free, number = folder, 2
+    while free.exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free

@@ -1,0 +1,279 @@
+"""Training queries as flat arrays of numbers, and which passages are one and the same."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain, islice
+
+import numpy as np
+
+from simretro.data.table import MemoryColumn, ranges
+from simretro.data.training_queries import TrainingQuery
+
+_QUERIES_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Token ids of texts, each text once.
+
+    Args:
+        token_ids: int32 (tokens,).
+        starts: int64 (texts + 1,), where a text begins in `token_ids`.
+        keys: int32 (texts,); equal where two texts are the same: by id, or since they have the same token ids.
+        num_keys: int.
+    """
+
+    token_ids: np.ndarray
+    starts: np.ndarray
+    keys: np.ndarray
+    num_keys: int
+
+    def lengths(self, texts: np.ndarray) -> np.ndarray:
+        """Tokens of texts, int64; 0 for -1, no text."""
+        return np.where(texts < 0, 0, self.starts[texts + 1] - self.starts[texts])
+
+    def rows(self, texts: np.ndarray, width: int, specials: tuple[int, int, int]) -> np.ndarray:
+        """Padded rows `[CLS] text [SEP]`.
+
+        Args:
+            texts: int64 (R,); -1 = no text: `[CLS] [SEP]`.
+            width: int, of the rows.
+            specials: ids of cls, sep and pad.
+        Returns: int32 (R, width).
+        """
+        cls, sep, pad = specials
+        lengths = self.lengths(texts)
+        rows = np.full((len(texts), width), pad, "int32")
+        rows[:, 0] = cls
+        rows.reshape(-1)[ranges(1 + np.arange(len(texts)) * width, lengths)] = self.token_ids[
+            ranges(self.starts[texts], lengths)
+        ]
+        rows[np.arange(len(texts)), lengths + 1] = sep
+        return rows
+
+
+@dataclass(frozen=True)
+class QueryTable:
+    """Training queries. A query has at least one positive, and no passage twice.
+
+    Args:
+        queries, passages: TextTable.
+        query_texts: int64 (N,), the text of each query in `queries`.
+        positives, negatives: int64, texts in `passages`, query by query.
+        positive_starts, negative_starts: int64 (N + 1,), where those of a query begin.
+        known_keys: int32, the keys of all passages that are positives of a query's text or of an equal one, by key of
+            the query, ascending.
+        known_starts: int64 (`queries.num_keys` + 1,), where those of a key begin.
+        notes: what has to be told about the passages, for warnings.
+        cuts: what has to be told about texts that were cut.
+    """
+
+    queries: TextTable
+    passages: TextTable
+    query_texts: np.ndarray
+    positives: np.ndarray
+    positive_starts: np.ndarray
+    negatives: np.ndarray
+    negative_starts: np.ndarray
+    known_keys: np.ndarray
+    known_starts: np.ndarray
+    notes: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+
+    @property
+    def num_queries(self) -> int:
+        """Number of training queries."""
+        return len(self.query_texts)
+
+
+class TextCollector:
+    """Tokenises each distinct text once, and finds out which of them are the same.
+
+    Args:
+        tokenizer: has `encode_ragged(texts)`.
+        prefix: str, put before each text.
+        limit: int >= 1, tokens that a text may have; what is longer loses its end.
+    """
+
+    def __init__(self, tokenizer, prefix: str, limit: int):
+        self.tokenizer, self.prefix, self.limit = tokenizer, prefix, limit
+        self.num_cut = self.num_lost = self.num_ambiguous = 0
+        self._tokens, self._lengths = MemoryColumn("int32"), []
+        self._parents = []  # of a union-find: texts with one root are the same
+        self._text_numbers, self._first_of_ids, self._first_of_id = {}, {}, {}
+
+    def add(self, texts: list[str], ids: list[str | None]) -> list[int]:
+        """Numbers of texts; -1 for one that is blank or has no tokens.
+
+        Args:
+            texts: list of str.
+            ids: list of str or None; texts with the same id are the same, whatever they say.
+        """
+        digests = [_digest(text.encode()) for text in texts]
+        new = {d: text for d, text in zip(digests, texts, strict=True) if d not in self._text_numbers}
+        self._read(new)
+        numbers = [self._text_numbers[digest] for digest in digests]
+        for number, key in zip(numbers, ids, strict=True):
+            if key is not None and number >= 0:
+                self.num_ambiguous += self._join(self._first_of_id.setdefault(key, number), number)
+        return numbers
+
+    def finish(self) -> TextTable:
+        """The table of all texts."""
+        roots = np.array([self._root(number) for number in range(len(self._parents))], "int64")
+        found, keys = np.unique(roots, return_inverse=True)
+        starts = np.concatenate([[0], np.cumsum(self._lengths)]).astype("int64")
+        return TextTable(self._tokens.finish(), starts, keys.astype("int32"), len(found))
+
+    def _read(self, new):
+        rows = self.tokenizer.encode_ragged([self.prefix + text for text in new.values()]) if new else []
+        kept = []
+        for (digest, text), row in zip(new.items(), rows, strict=True):
+            if not row or not text.strip():
+                self._text_numbers[digest] = -1
+                continue
+            if len(row) > self.limit:
+                self.num_cut, self.num_lost = self.num_cut + 1, self.num_lost + len(row) - self.limit
+                row = row[: self.limit]
+            number = self._text_numbers[digest] = len(self._parents)
+            self._parents.append(number)
+            self._lengths.append(len(row))
+            kept.append(np.array(row, "int32"))
+            self._join(self._first_of_ids.setdefault(_digest(kept[-1].tobytes()), number), number)
+        if kept:
+            self._tokens.append(np.concatenate(kept))
+
+    def _root(self, number):
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = parents[parents[number]]
+            number = parents[number]
+        return number
+
+    def _join(self, first, second):
+        """Makes two texts the same; whether they were not yet."""
+        first, second = self._root(first), self._root(second)
+        self._parents[second] = first
+        return first != second
+
+
+def build_query_table(
+    source: Iterable[TrainingQuery], tokenizer, limits: tuple[int, int], prefixes: tuple[str, str]
+) -> QueryTable:
+    """Tokenises training queries.
+
+    A passage that answers a query, by id or by content, is none of its negatives, also if another record with an equal
+    query says so.
+
+    Args:
+        source: see `as_training_queries`.
+        tokenizer: has `encode_ragged(texts)`.
+        limits: most tokens of a query and of a passage.
+        prefixes: of a query and of a passage.
+    Raises: ValueError for a query whose positives are all empty.
+    """
+    queries, passages = (TextCollector(tokenizer, *pair) for pair in zip(prefixes, limits, strict=True))
+    builder = _Builder(queries, passages)
+    iterator = iter(source)
+    while chunk := list(islice(iterator, _QUERIES_AT_A_TIME)):
+        builder.add(chunk)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, queries, passages):
+        self.queries, self.passages = queries, passages
+        self.query_texts, self.places = [], []
+        # Passages, and how many each query has.
+        self.found = {name: (MemoryColumn("int64"), MemoryColumn("int64")) for name in ("positives", "negatives")}
+        self.num_empty = 0
+
+    def add(self, chunk):
+        texts = self.queries.add([query.query for query in chunk], [query.id for query in chunk])
+        lost = next((query for query, text in zip(chunk, texts, strict=True) if text < 0), None)
+        if lost is not None:
+            raise ValueError(f"{lost.place}: the tokenizer gives the query no ids; received {lost.query!r}.")
+        self.query_texts += texts
+        for name, columns in self.found.items():
+            numbers, counts = [], []
+            documents = list(chain.from_iterable(getattr(query, name) for query in chunk))
+            found = iter(self.passages.add([_text(document) for document in documents], [d.id for d in documents]))
+            for query in chunk:
+                own = [number for number in islice(found, len(getattr(query, name))) if number >= 0]
+                self.num_empty += len(getattr(query, name)) - len(own)
+                if name == "positives" and not own:
+                    raise ValueError(f"{query.place}: all positives are empty. Leave the record out.")
+                numbers += own
+                counts.append(len(own))
+            for column, values in zip(columns, (numbers, counts), strict=True):
+                column.append(np.array(values, "int64"))
+
+    def finish(self):
+        queries, passages = self.queries.finish(), self.passages.finish()
+        query_texts = np.array(self.query_texts, "int64")
+        size = passages.num_keys
+        (positives, owners), (negatives, negative_owners) = (
+            (numbers.finish(), np.repeat(np.arange(len(query_texts)), counts.finish()))
+            for numbers, counts in self.found.values()
+        )
+        # One number for each pair of a query's key and a passage's key.
+        pairs = queries.keys[query_texts].astype("int64") * size
+        known = np.unique(pairs[owners] + passages.keys[positives])
+        is_known = np.isin(pairs[negative_owners] + passages.keys[negatives], known)
+        negatives, negative_owners = negatives[~is_known], negative_owners[~is_known]
+        first = _firsts(owners * size + passages.keys[positives])
+        negative_first = _firsts(negative_owners * size + passages.keys[negatives])
+        num_repeated = len(positives) + len(negatives) - len(first) - len(negative_first)
+        return QueryTable(
+            queries,
+            passages,
+            query_texts,
+            positives[first],
+            _starts(owners[first], len(query_texts)),
+            negatives[negative_first],
+            _starts(negative_owners[negative_first], len(query_texts)),
+            (known % size).astype("int32"),
+            _starts(known // size, queries.num_keys),
+            self._notes(int(is_known.sum()), num_repeated),
+            [*_cut(self.queries, "query_maxlen", "queries"), *_cut(self.passages, "passage_maxlen", "passages")],
+        )
+
+    def _notes(self, num_known, num_repeated):
+        notes = []
+        if num_known:
+            notes.append(
+                f"{num_known} negatives are left out: they are positives of their queries, by id or by equal text."
+            )
+        if num_repeated:
+            notes.append(f"{num_repeated} passages are left out that their queries have already, by id or equal text.")
+        if self.num_empty:
+            notes.append(f"{self.num_empty} passages are left out that are empty, or that the tokenizer gives no ids.")
+        if self.passages.num_ambiguous:
+            notes.append(
+                f"{self.passages.num_ambiguous} passages have the id of another one with another text: they count as "
+                "one passage, so that none of them is a negative where another is a positive. Give each its own id."
+            )
+        return notes
+
+
+def _text(document):
+    return " ".join(part.strip() for part in document.parts).strip()
+
+
+def _digest(content):
+    return blake2b(content, digest_size=16).digest()
+
+
+def _firsts(codes):
+    """Places of the first of each number, ascending."""
+    return np.sort(np.unique(codes, return_index=True)[1])
+
+
+def _starts(owners, number):
+    return np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=number))]).astype("int64")
+
+
+def _cut(collector, name, what):
+    if collector.num_cut:
+        yield f"`{name}`={collector.limit + 2}: {collector.num_cut} {what} lost {collector.num_lost} tokens."

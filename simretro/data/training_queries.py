@@ -1,0 +1,208 @@
+"""Reader of what retrievers are trained on: queries, passages that answer them, and passages that do not."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from simretro.data.documents import Document
+from simretro.data.records import check_text, iter_lines, parse_object, short
+
+_EXAMPLE = '{"query": "...", "positives": ["..."], "negatives": ["...", {"id": "7", "title": "...", "text": "..."}]}'
+# Our own names, Tevatron's, FlagEmbedding's.
+_NAMES = [("positives", "negatives"), ("positive_passages", "negative_passages"), ("pos", "neg")]
+_QUERY_IDS = ("id", "_id", "query_id", "qid")
+_PASSAGE_IDS = ("id", "_id", "docid")
+_SHOWN = 5  # ids in a message
+
+
+class TrainingQuery(NamedTuple):
+    """A query and what is known of it.
+
+    Args:
+        query: str, not empty.
+        positives: tuple of at least one str or `Document`: passages that answer the query.
+        negatives: tuple of str or `Document`: passages that do not, though they might seem to.
+        id: str or None.
+        path: file it comes from, None if it was given in memory.
+        line: int, line in that file, counted from 1; without a file the query's number, counted from 0.
+    """
+
+    query: str
+    positives: tuple[str | Document, ...]
+    negatives: tuple[str | Document, ...] = ()
+    id: str | None = None
+    path: str | None = None
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the query comes from, for messages."""
+        if self.path is not None:
+            return f"{self.path}, line {self.line}"
+        return f"query {self.line if self.id is None else repr(self.id)}"
+
+
+def iter_training_queries(path: str | Path) -> Iterator[TrainingQuery]:
+    """Reads training queries one by one: JSON lines in UTF-8, packed if the name ends in `.gz`.
+
+    A record has a `query` (str), perhaps its `id`, `_id`, `query_id` or `qid`, a list of passages that answer it and
+    perhaps a list of passages that do not. These lists are called `positives` and `negatives`, or
+    `positive_passages` and `negative_passages` (Tevatron), or `pos` and `neg` (FlagEmbedding). A passage is a str or an
+    object with `text` and perhaps `title` and `id`, `_id` or `docid`. Other keys are ignored.
+
+    Args:
+        path: file to read.
+    Yields: TrainingQuery; its passages are `Document`s.
+    Raises:
+        ValueError: for the first line that is no such record, naming file and line; for a file without records.
+        OSError: if the file cannot be read.
+    """
+    found = False
+    for line, text in iter_lines(path):
+        found = True
+        yield _parse(text, str(path), line)
+    if not found:
+        raise ValueError(f"{path}: the file holds no records; it must have one JSON object a line, as {_EXAMPLE}.")
+
+
+def read_training_queries(path: str | Path) -> list[TrainingQuery]:
+    """All training queries of a file; see `iter_training_queries`."""
+    return list(iter_training_queries(path))
+
+
+def queries_of_collection(
+    documents: Mapping[str, str],
+    queries: Mapping[str, str],
+    qrels: Mapping[str, Mapping[str, int]],
+    negatives: Mapping[str, Iterable[str]] | None = None,
+    relevant_grade: int = 1,
+) -> list[TrainingQuery]:
+    """Training queries of a collection whose documents were judged, such as those of BEIR.
+
+    Args:
+        documents: {document id: text}.
+        queries: {query id: text}; those that are not judged are left out.
+        qrels: {query id: {document id: grade}}.
+        negatives: {query id: document ids}, mined ones for instance; None = no negatives.
+        relevant_grade: int; documents of this grade or a higher one are a query's positives.
+    Returns: list of `TrainingQuery`, in the order of `qrels`.
+    Raises: ValueError for ids that are unknown, saying which and how many, and for queries without a positive.
+    """
+    named = {"qrels": qrels, "negatives": negatives or {}}
+    for name, judged in named.items():
+        _refuse(name, "queries", [query for query in judged if query not in queries])
+        _refuse(name, "documents", [d for found in judged.values() for d in found if d not in documents])
+    lost = [query for query, grades in qrels.items() if not any(g >= relevant_grade for g in grades.values())]
+    if lost:
+        raise ValueError(
+            f"`qrels` must name a document of grade {relevant_grade} or higher for each query; {len(lost)} of "
+            f"{len(qrels)} queries have none: {_listed(lost)}. Leave them out of `qrels`."
+        )
+
+    def passages(ids):
+        return tuple(Document(documents[i], id=i) for i in ids)
+
+    return [
+        TrainingQuery(
+            queries[query],
+            passages(d for d, grade in grades.items() if grade >= relevant_grade),
+            passages(named["negatives"].get(query, ())),
+            query,
+            line=number,
+        )
+        for number, (query, grades) in enumerate(qrels.items())
+    ]
+
+
+def as_training_queries(source: str | Path | Iterable[TrainingQuery]) -> Iterator[TrainingQuery]:
+    """Training queries of a file, or of memory and checked like those of a file.
+
+    Args:
+        source: path, see `iter_training_queries`, or iterable of `TrainingQuery`.
+    Yields: TrainingQuery; its passages are `Document`s.
+    Raises: ValueError for something else, naming its place, and at the end if there were none.
+    """
+    if isinstance(source, str | Path):
+        yield from iter_training_queries(source)
+        return
+    found = False
+    for number, query in enumerate(source):
+        found = True
+        if not isinstance(query, TrainingQuery):
+            raise ValueError(f"query {number}: must be a `TrainingQuery`; received {type(query).__name__}.")
+        query = query._replace(line=number) if query.line is None else query
+        lists = {name: _passages(getattr(query, name), query.place, name) for name in ("positives", "negatives")}
+        _check(query.query, lists["positives"], query.place, "positives")
+        yield query._replace(**lists)
+    if not found:
+        raise ValueError("`source` must hold at least one `TrainingQuery`; received none.")
+
+
+def _parse(text, path, line):
+    place = f"{path}, line {line}"
+    record = parse_object(text, place, _EXAMPLE)
+    if "query" not in record:
+        raise ValueError(f"{place}: has no `query`; received {short(text)}. A record must be as {_EXAMPLE}.")
+    names = [pair for pair in _NAMES if record.keys() & set(pair)]
+    if len(names) != 1 or names[0][0] not in record:
+        has = "has no passages that answer it" if len(names) < 2 else "names its passages in several ways"
+        raise ValueError(
+            f"{place}: {has}; received {short(text)}. It must have one of "
+            f"{', '.join(f'`{name}`' for name, _ in _NAMES)}."
+        )
+    positive, negative = names[0]
+    positives = _passages(record[positive], place, positive)
+    negatives = () if record.get(negative) is None else _passages(record[negative], place, negative)
+    _check(record["query"], positives, place, positive)
+    return TrainingQuery(record["query"], positives, negatives, _id(record, _QUERY_IDS, place), path, line)
+
+
+def _check(query, positives, place, name):
+    if not check_text(query, place, "`query`").strip():
+        raise ValueError(f"{place}: `query` must not be empty; received {query!r}. Leave the record out.")
+    if not positives:
+        raise ValueError(f"{place}: `{name}` must hold at least one passage; received none. Leave the record out.")
+
+
+def _passages(passages, place, name):
+    # A str is a sequence of its characters: each would silently become a passage.
+    if isinstance(passages, str | bytes | Mapping | Document) or not isinstance(passages, Iterable):
+        raise ValueError(
+            f"{place}: `{name}` must be a list of passages; received {type(passages).__name__} {short(passages)}. Put "
+            "it in brackets."
+        )
+    return tuple(_passage(passage, place, name) for passage in passages)
+
+
+def _passage(passage, place, name):
+    if isinstance(passage, str):
+        passage = Document(passage)
+    elif isinstance(passage, Mapping):
+        passage = Document(passage.get("text"), passage.get("title"), _id(passage, _PASSAGE_IDS, place))
+    if not isinstance(passage, Document):
+        raise ValueError(
+            f"{place}: each of `{name}` must be a str or an object with `text`; received {type(passage).__name__} "
+            f"{short(passage)}."
+        )
+    check_text(passage.text, place, f"each text of `{name}`")
+    if passage.title is not None:
+        check_text(passage.title, place, f"each title of `{name}`")
+    return passage
+
+
+def _id(record, names, place):
+    name = next((name for name in names if record.get(name) is not None), None)
+    value = None if name is None else record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        raise ValueError(f"{place}: `{name}` must be a str or an int; received {short(value)}.")
+    return None if value is None else str(value)
+
+
+def _refuse(name, where, ids):
+    if ids:
+        raise ValueError(f"`{name}` must name ids of `{where}` only; {len(ids)} are not there: {_listed(ids)}.")
+
+
+def _listed(ids):
+    ids = list(dict.fromkeys(ids))
+    return ", ".join(map(repr, ids[:_SHOWN])) + (", ..." if len(ids) > _SHOWN else "")

@@ -1,0 +1,420 @@
+"""CCP, contrastive context prediction: sentences that stand near one another in a document are close in space."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+from keras import ops
+
+from simretro.arguments import check_int
+from simretro.data.epochs import EpochDataset
+from simretro.layers import MemoryBank, ProjectionHead
+from simretro.losses import context_loss, context_pairs
+from simretro.methods.encoder_method import EncoderMethod, count_labels
+from simretro.models import SentenceEncoder, load_pretrained, write_folder
+from simretro.models.weights import export_part, load_part
+from simretro.ops import take_rows
+from simretro.training.distribution import gather_rows
+
+_CHOICES = {
+    "pooling": ("cls", "mean"),
+    "encode_pooling": ("cls", "mean", None),
+    "similarity": ("cosine", "dot"),
+    "negatives": ("all", "cross"),
+    "batch_norm": ("alternating", "plain", None),
+    "bank_kind": ("per_language", "tagged", "shared"),
+    "enqueue": ("target", "both", "eval"),
+}
+_HEAD_SETTINGS = ("projection_size", "batch_norm")
+_BANK_SETTINGS = ("bank_size", "bank_kind", "languages", "projection_size", "similarity")
+_SETTINGS = (
+    *("bank_size", "temperature", "window_sentences", "languages", "pooling", "encode_pooling", "projection_size"),
+    *("batch_norm", "warmup_updates", "similarity", "negatives", "exclude_positives", "bank_kind", "enqueue"),
+    *("mask_same_document", "synchronized", "maxlen"),
+)
+_ROWS = ("document_ids", "sentence_positions", "language_ids", "sides", "sentence_keys")
+
+
+@keras.saving.register_keras_serializable(package="simretro")
+class CCP(EncoderMethod):
+    """Pre-training across languages without translations: MLM, and which sentence stands next to this one?
+
+    The batches of `simretro.data.ContextWindows` have what `call` reads. A batch is of one task, which the data draw
+    by (seed, epoch, index): so every replica and backend has the same one, and a resumed run goes on with it. A batch
+    of the other task adds nothing to a loss and changes neither bank nor statistics.
+
+    Of a batch of sentences in one language, each must find those that are at most `window_sentences` from it in its
+    document, among all others and the last `bank_size` of its language (`context_loss`). The vectors compared come
+    from a `ProjectionHead`, whose batch normalization has another mode for a sentence than for its context
+    (`AlternatingBatchNormalization`); head and bank serve training alone. Under a `tf.distribute` strategy, negatives,
+    bank and statistics are those of the whole batch, the same on every replica.
+
+    Metrics: `mlm_loss`, `mlm_accuracy`; `context_loss`, `context_accuracy` (a context is closer than all negatives)
+    and `context_chance`, the loss of guessing: a loss below it that falls while retrieval gets worse is a leak.
+
+    Args:
+        encoder: `Transformer` with `application="encoder"` and `with_mlm="linear"`.
+        tokenizer: of `simretro.tokenizers`; needed for everything but training.
+        bank_size: int, vectors kept of each language; 0 = no bank.
+        temperature: float > 0. The paper gives none.
+        window_sentences: int, how far a context may be away. The paper gives none.
+        languages: names in the order of the batches' `language_ids`, as `data.languages`; None = one language.
+        pooling: "cls" (the paper) or "mean", what is trained.
+        encode_pooling: "cls", "mean" or None = `pooling`, what `encode` gives; the paper takes the mean for Tatoeba.
+        projection_size: int, length of the vectors that are compared.
+        batch_norm: "alternating", "plain" or None, see `ProjectionHead`.
+        warmup_updates: int, see `AlternatingBatchNormalization`.
+        similarity: "cosine" or "dot", which the paper found to fail.
+        negatives: "all" or "cross", see `context_pairs`.
+        exclude_positives: bool, see `context_loss`.
+        bank_kind: "per_language", "tagged" or "shared", see `MemoryBank`.
+        enqueue: what enters the bank: "target" (contexts), "both", or "eval" (the side that had the running
+            statistics).
+        mask_same_document: bool; False: as in the paper, sentences of the same document beyond the window, and its
+            sentences in the bank, are negatives.
+        synchronized: bool; False: as in the paper, each replica has negatives, bank and statistics of its own. Pairs
+            that a strategy tears apart are lost then.
+        maxlen: int, longest text in tokens for encoding; None = what the positions allow.
+        chunk_size: int, positions whose vocabulary logits exist at a time.
+    Raises: ValueError if the encoder lacks a part or a value is out of range.
+    Reference: Wu et al., 2022, "Unsupervised Context Aware Sentence Representation Pretraining for Multi-lingual Dense
+        Retrieval".
+    """
+
+    rows_per_example = 2  # a sentence and its context, which `micro_batches` must not part
+
+    def __init__(
+        self,
+        encoder,
+        tokenizer=None,
+        bank_size: int = 32768,
+        temperature: float = 0.1,
+        window_sentences: int = 2,
+        languages: Sequence[str] | None = None,
+        pooling: str = "cls",
+        encode_pooling: str | None = None,
+        projection_size: int = 128,
+        batch_norm: str | None = "alternating",
+        warmup_updates: int = 10,
+        similarity: str = "cosine",
+        negatives: str = "all",
+        exclude_positives: bool = False,
+        bank_kind: str = "per_language",
+        enqueue: str = "target",
+        mask_same_document: bool = True,
+        synchronized: bool = True,
+        maxlen: int | None = None,
+        chunk_size: int = 1024,
+        name: str = "ccp",
+    ):
+        if (encoder.application, encoder.with_mlm) != ("encoder", "linear"):
+            raise ValueError(
+                "`encoder` must be built with `application='encoder'` and `with_mlm='linear'`; "
+                f"received {encoder.application!r} and {encoder.with_mlm!r}."
+            )
+        given = locals()
+        for argument, choices in _CHOICES.items():
+            if given[argument] not in choices:
+                raise ValueError(f"`{argument}` must be one of {choices}; received {given[argument]!r}.")
+        for argument, least in {
+            "bank_size": 0,
+            "window_sentences": 1,
+            "projection_size": 1,
+            "warmup_updates": 0,
+        }.items():
+            check_int(argument, given[argument], least)
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"`temperature` must be positive; received {temperature}.")
+        if enqueue == "eval" and batch_norm != "alternating":
+            raise ValueError(
+                "`enqueue='eval'` needs `batch_norm='alternating'`, or no side has the running statistics; "
+                f"received {batch_norm!r}."
+            )
+        super().__init__(encoder, tokenizer, maxlen, chunk_size, ("mlm", "context"), ("mlm", "context"), name)
+        for setting in _SETTINGS:
+            setattr(self, setting, given[setting])
+        self.languages = _checked_languages(languages)
+        self._chance = keras.metrics.Mean("context_chance")
+        self.head = self._new_head()
+        self.bank = self._new_bank() if bank_size else None
+        self.built = True  # all variables are there
+
+    def _new_head(self):
+        width = self.encoder.config["hidden_size"]
+        head = ProjectionHead(
+            width,
+            self.projection_size,
+            self.batch_norm,
+            synchronized=self.synchronized and keras.backend.backend() == "tensorflow",
+            warmup_updates=self.warmup_updates,
+            dtype="float32",
+            name="head",
+        )
+        head.build((None, width))
+        return head
+
+    def _new_bank(self):
+        bank = MemoryBank(
+            self.bank_size,
+            self.projection_size,
+            len(self.languages or [""]),
+            self.bank_kind,
+            self.similarity == "cosine",
+            self.mask_same_document,
+            dtype="float32",
+            name="bank",
+        )
+        bank.build()
+        return bank
+
+    # Training
+
+    def call(self, x, training=None):
+        """What the losses read.
+
+        Args:
+            x: dict of int32 arrays, see `ContextWindows`: `encoder_token_ids`, or `token_ids` where it lacks, (R, L);
+                for MLM `masked_positions` (R, M); for CCP `sides` (R,), 0 centre, 1 context, negative = neither.
+            training: bool.
+        Returns: dict of `masked` (R, M, E), hidden states in the space of the token table, and `context` float32
+            (R, `projection_size`), the head's vectors; each if the batch has its arrays.
+        """
+        token_ids = x["encoder_token_ids"] if "encoder_token_ids" in x else _of(x, "token_ids")
+        vectors, masked = self._encode(token_ids, x.get("masked_positions"), training)
+        outputs = {}
+        if masked is not None:
+            outputs["masked"] = self.encoder.mlm_head.transform(masked)
+        if "sides" in x:
+            outputs["context"] = self.head(ops.cast(vectors, "float32"), x["sides"], training=training)
+        return outputs
+
+    def _encode(self, token_ids, positions, training):
+        """Vectors (R, H) and, given positions (R, M), the states there (R, M, H), of one pass."""
+        segment_ids, first = ops.zeros_like(token_ids), ops.zeros_like(token_ids[:, :1])
+        if self.pooling == "mean":
+            hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
+            weights = ops.cast(token_ids != self.encoder.config["pad_token_id"], "float32")[:, :, None]
+            total = ops.sum(ops.cast(hidden, "float32") * weights, axis=1)
+            vectors = total / ops.maximum(ops.sum(weights, axis=1), 1.0)
+            return vectors, None if positions is None else take_rows(hidden, positions)
+        read = first if positions is None else ops.concatenate([first, positions], axis=1)
+        hidden = self.encoder.hidden_at(token_ids, segment_ids, read, training=training)
+        return hidden[:, 0], None if positions is None else hidden[:, 1:]
+
+    def normalizers(self, x):
+        counts = {}
+        if "masked_ids" in x:
+            counts["mlm"] = count_labels(x["masked_ids"])
+        if "sides" in x:
+            counts["context"] = _count(self._pairs(x)[0])
+        return counts
+
+    def additive_loss(self, x, y_pred, normalizers, training):
+        loss = ops.zeros((), "float32")
+        if "masked" in y_pred:
+            loss += self._vocabulary_loss("mlm", y_pred["masked"], _of(x, "masked_ids"), normalizers, training)
+        if "context" in y_pred:
+            loss += self._context_loss(x, y_pred["context"], normalizers["context"], training)
+        return loss
+
+    def _context_loss(self, x, vectors, normalizer, training):
+        positives, visible, rows, all_rows = self._pairs(x)
+        all_vectors, _ = self._gathered(vectors)
+        bank_vectors = bank_visible = None
+        num_candidates = ops.sum(ops.cast(visible, "float32"), axis=1)  # (R,)
+        if self.bank is not None:
+            self._refuse_unknown_languages(rows["language_ids"])
+            bank_vectors, bank_visible = self.bank(rows["language_ids"], rows["document_ids"], rows["sentence_keys"])
+            num_candidates += ops.sum(ops.cast(bank_visible, "float32"), axis=1)
+        loss, accuracy = context_loss(
+            vectors,
+            all_vectors,
+            positives,
+            visible,
+            self.temperature,
+            bank_vectors,
+            bank_visible,
+            self.exclude_positives,
+            self.similarity,
+            normalizer,
+        )
+        count = _count(positives)
+        safe = ops.maximum(count, 1.0)
+        self._track("context", loss * normalizer / safe, count, accuracy)
+        pairs = ops.sum(ops.cast(positives, "float32"), axis=1)
+        self._chance.update_state(
+            ops.sum(ops.log(ops.maximum(num_candidates, 1.0)) * pairs) / safe, sample_weight=count
+        )
+        if training and self.bank is not None:
+            # Only now: a vector of this batch must not be its own context's negative.
+            names = ("language_ids", "document_ids", "sentence_keys")
+            self.bank.enqueue(all_vectors, *(all_rows[name] for name in names), self._accepted(all_rows["sides"]))
+        return loss
+
+    def _accepted(self, sides):
+        """bool (N,), the rows that enter the bank."""
+        if self.enqueue == "both":
+            return sides >= 0
+        if self.enqueue == "target":
+            return sides == 1
+        # The head has flipped the phase: what will have the batch's statistics next had the running ones now.
+        return sides == ops.cast(ops.convert_to_tensor(self.head.norm.phase), "int32")
+
+    def _pairs(self, x):
+        """(positives, visible, rows of this replica, all rows); see `context_pairs`."""
+        columns = [_of(x, name) for name in _ROWS[:-1]]
+        columns.append(x["sentence_keys"] if "sentence_keys" in x else -ops.ones_like(columns[0]))
+        columns = [ops.cast(column, "int32") for column in columns]
+        table, first = self._gathered(ops.stack(columns, axis=1))  # (N, 5)
+        rows = dict(zip(_ROWS, columns, strict=True))
+        all_rows = {name: table[:, i] for i, name in enumerate(_ROWS)}
+        positives, visible = context_pairs(
+            rows, all_rows, first, self.window_sentences, self.mask_same_document, self.negatives
+        )
+        return positives, visible, rows, all_rows
+
+    def _gathered(self, x):
+        return gather_rows(x) if self.synchronized else (x, 0)
+
+    def _refuse_unknown_languages(self, language_ids):
+        if keras.backend.backend() != "tensorflow":
+            return  # such rows are left out of the bank there
+        import tensorflow as tf
+
+        limit = self.bank.num_languages
+        message = (
+            f"`language_ids` must be below {limit}: the model was made for {self.languages or 'one language'}. Give it "
+            "the `languages` of the data."
+        )
+        tf.debugging.assert_less(language_ids, limit, message)
+
+    def _check_data(self, name, data):
+        super()._check_data(name, data)
+        if not isinstance(data, EpochDataset):
+            return
+        languages = tuple(getattr(data, "languages", ()))
+        if languages and languages != (self.languages or languages[:1]):
+            raise ValueError(
+                f"`{name}` has the languages {languages}, but this model was made for {self.languages or 'one'}. Give "
+                "it the same `languages`, in the same order."
+            )
+        window = getattr(data, "window_sentences", self.window_sentences)
+        if window != self.window_sentences:
+            raise ValueError(
+                f"`{name}` draws contexts with `window_sentences={window}`, but this model has "
+                f"{self.window_sentences}. Give both the same."
+            )
+
+    # Use
+
+    @property
+    def sentence_encoder(self) -> SentenceEncoder:
+        """The encoder without the head, read as `encode_pooling` says; vectors are not normalised."""
+        return self._pretrained_encoder(self.encode_pooling or self.pooling, normalize=False)
+
+    # Files
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        revision: str | None = None,
+        new_parts: tuple[str, ...] = (),
+        dropout_rate: float | None = None,
+        recompute: bool = False,
+        dtype: str | None = None,
+        **settings,
+    ) -> "CCP":
+        """Loads what `save_pretrained` wrote, head and bank included, or any encoder to start from.
+
+        Args:
+            name_or_path: see `simretro.checkpoints.read_checkpoint`. Where there is no head, it gets new weights.
+            revision: of a model on the hub.
+            new_parts: ("mlm_head",) if the checkpoint may lack it: it gets new weights.
+            dropout_rate: replaces the dropout rates of the config.
+            recompute: bool; True trains with less memory and a third more work, see `TransformerBlock`.
+            dtype: Keras dtype policy.
+            settings: arguments of the constructor in place of those saved. A bank of another size, kind or languages
+                than the one saved starts empty.
+        Raises: ValueError if the saved head is of another kind than `settings` ask for.
+        """
+        encoder, tokenizer, facts, parts = load_pretrained(
+            name_or_path,
+            with_mlm="linear",
+            revision=revision,
+            new_parts=new_parts,
+            dropout_rate=dropout_rate,
+            recompute=recompute,
+            dtype=dtype,
+        )
+        saved = facts.get("ccp", {})
+        ccp = cls(encoder, tokenizer, **{**saved, **settings})
+        now = ccp._settings()
+        different = [key for key in _HEAD_SETTINGS if key in saved and saved[key] != now[key]]
+        if "head" in parts and different:
+            raise ValueError(
+                f"{name_or_path} holds a head of another kind: "
+                + ", ".join(f"`{key}` is {saved[key]!r} there" for key in different)
+                + ". Leave that as it is there; or take the encoder alone, "
+                "`build_transformer_model(checkpoint=..., with_mlm='linear')`."
+            )
+        if "head" in parts:
+            load_part(ccp.head, parts["head"], str(name_or_path))
+        if ccp.bank is not None and "bank" in parts and all(saved.get(key) == now[key] for key in _BANK_SETTINGS):
+            load_part(ccp.bank, parts["bank"], str(name_or_path))
+        return ccp
+
+    def save_pretrained(
+        self, folder: str | Path, facts: dict | None = None, format: str = "sentence-transformers"
+    ) -> None:
+        """Writes a folder that serves as an encoder and to go on from: with it are the MLM head, head and bank.
+
+        Args:
+            folder: path; replaces an older one only when everything is written.
+            facts: JSON values worth knowing of the training.
+            format: "sentence-transformers" (sentence-transformers, transformers, Keras Hub and simretro load it) or
+                "simretro"; "huggingface" and "tf1" hold neither head nor bank.
+        Raises: ValueError for an unknown format.
+        """
+        facts = {**(facts or {}), "ccp": self._settings()}
+        if self.tokenizer is not None:
+            facts["sentence_encoder"] = self.sentence_encoder.settings()
+        parts = {"head": export_part(self.head)}
+        if self.bank is not None:
+            parts["bank"] = export_part(self.bank)
+        write_folder(folder, self.encoder, self.tokenizer, facts, format, parts)
+
+    def _settings(self):
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return settings | {"languages": self.languages and list(self.languages)}  # as JSON gives it back
+
+    def get_config(self):
+        """The tokenizer is no part of a `.keras` file: use `save_pretrained` to keep it."""
+        encoder = keras.saving.serialize_keras_object(self.encoder)
+        return {"name": self.name, "encoder": encoder, "chunk_size": self.chunk_size, **self._settings()}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        encoder = keras.saving.deserialize_keras_object(config["encoder"], custom_objects=custom_objects)
+        return cls(**{**config, "encoder": encoder})
+
+
+def _checked_languages(languages):
+    if languages is None:
+        return None
+    if isinstance(languages, str) or not languages or len({*languages}) != len(languages):
+        raise ValueError(f"`languages` must be names, each once; received {languages!r}.")
+    return tuple(languages)
+
+
+def _count(mask):
+    return ops.sum(ops.cast(mask, "float32"))
+
+
+def _of(x, key):
+    if key not in x:
+        raise ValueError(
+            f"The batch lacks `{key}`: batches must be those of `simretro.data.ContextWindows`. It has "
+            f"{', '.join(f'`{name}`' for name in x)}."
+        )
+    return x[key]

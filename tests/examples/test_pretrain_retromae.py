@@ -1,0 +1,308 @@
+"""The job of pre-training, small: what it writes can be used and gone on with; its figures are not judged here."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import pretrain_retromae
+import python_docs
+from simretro import RetroMAE, SentenceEncoder, Tokenizer, build_transformer_model, train_wordpiece
+from simretro.models import write_folder
+
+ROOT = Path(__file__).parents[2]
+WORDS = "open close door window light lamp music house garden river stone bread water teacher paper green yellow".split()
+NUM_DOCUMENTS = 60
+CONFIG = {
+    "vocab_size": 1,  # replaced by that of the vocabulary learnt
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.1,  # its random numbers must go on, too
+    "attention_probs_dropout_prob": 0.1,
+}
+
+
+@pytest.fixture
+def texts():
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(8, 24))) + "." for _ in range(NUM_DOCUMENTS)]
+
+
+@pytest.fixture
+def corpus(tmp_path, texts):
+    path = tmp_path / "docs.txt"
+    path.write_text("\n".join(texts) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG), "utf-8")
+    return path
+
+
+def command_line(*arguments):
+    """Of 60 documents these are 4 batches, an epoch."""
+    return ["--rows-per-batch", "16", "--vocab-size", "120", "--maxlen", "32", *map(str, arguments)]
+
+
+def run(*arguments):
+    return pretrain_retromae.main(["--quick", *command_line(*arguments)])
+
+
+def fails(capsys, *arguments):
+    """The message of the last line; there must be no traceback above it."""
+    with pytest.raises(SystemExit) as left:
+        run(*arguments)
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
+
+
+def trained(output):
+    """All arrays of the model's folder, and the optimizer's of the last checkpoint."""
+    files = [output / "model" / "model.safetensors", output / "model" / "parts.safetensors"]
+    files += (output / "checkpoints").glob("step-*/optimizer.safetensors")
+    assert len(files) == 3
+    return {f"{path.name} {name}": array for path in files for name, array in load_file(path).items()}
+
+
+def assert_same(output, expected):
+    arrays = trained(output)
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+
+
+def jsonl_of(tmp_path, texts, name="docs.jsonl"):
+    records = [{"_id": str(i), "title": text.split()[0], "text": text} for i, text in enumerate(texts)]
+    (tmp_path / name).write_text("\n".join(map(json.dumps, records)) + "\n", "utf-8")
+    return tmp_path / name
+
+
+def folder_of(tmp_path, texts):
+    folder = tmp_path / "docs"
+    (folder / "more").mkdir(parents=True)
+    (folder / "some.txt").write_text("\n".join(texts[:20]) + "\n", "utf-8")
+    jsonl_of(folder / "more", texts[20:])
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, options, metrics",
+    [
+        ("txt", [], ["encoder", "decoder"]),
+        ("jsonl", ["--bow-weight", 0.1, "--query-norm", "--mask-pool", 8], ["encoder", "decoder", "bow"]),
+        ("folder", ["--decoding", "basic", "--decoder-mask-rate", 0.6, "--micro-batches", 2], ["encoder", "decoder"]),
+        ("txt", ["--decoding", "none", "--bow-weight", 1, "--concatenate", "--short-rate", 0.2], ["encoder", "bow"]),
+    ],
+)
+def test_own_corpus_becomes_a_folder_to_encode_and_to_go_on_with(kind, options, metrics, tmp_path, corpus, texts):
+    makers = {"txt": lambda *_: corpus, "jsonl": jsonl_of, "folder": folder_of}
+    mae, numbers = run("--corpus", makers[kind](tmp_path, texts), *options, "--output", tmp_path / "run")
+    assert numbers == {}, "there is nothing to measure with"
+    facts = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))["simretro"]
+    history = facts["history"]
+    assert facts["options"]["bow_weight"] == str(mae.bow_weight)
+    if "--concatenate" not in options:
+        assert len(history) == 1 and {f"{metric}_loss" for metric in metrics} <= history[0].keys()
+        assert {"learning_rate", "tokens_per_s", "embedding_effective_rank"} <= history[0].keys()
+        assert ("bow_loss" in history[0]) == ("bow" in metrics)
+    vectors = mae.encode(texts, show_progress=False)
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "run" / "model")
+    assert (encoder.pooling, encoder.normalize, encoder.maxlen) == ("cls", False, 32)
+    np.testing.assert_array_equal(encoder.encode(texts, show_progress=False), vectors)
+    again = RetroMAE.from_pretrained(tmp_path / "run" / "model")
+    assert (again.decoding, again.query_norm, again.mask_pool_size) == (mae.decoding, mae.query_norm, mae.mask_pool_size)
+    assert ("decoder" in metrics) == (again.decoder is not None)
+    if again.decoder is not None:
+        last = load_file(next((tmp_path / "run" / "checkpoints").glob("step-*/model.safetensors")))
+        kernel = next(array for name, array in last.items() if name.endswith("decoder/query/kernel"))
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(again.decoder.query.kernel), kernel)
+
+
+@pytest.mark.slow
+def test_the_written_folder_is_a_start_for_the_next_run(corpus, tmp_path, capsys):
+    run("--corpus", corpus, "--output", tmp_path / "run")
+    first = trained(tmp_path / "run")
+    run("--corpus", corpus, "--init", tmp_path / "run" / "model", "--output", tmp_path / "run")
+    second = trained(tmp_path / "run-2")  # a run that is there is never overwritten
+    changes = [np.abs(second[name] - first[name]).max() for name in first if name.startswith(("model", "parts"))]
+    assert 0 < max(changes) < 1e-3, "four steps at 1e-4, from the weights of the first run, decoder included"
+    assert f"--resume --output {tmp_path / 'run-2'}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_exactly(corpus, tmp_path, monkeypatch, capsys):
+    class Interrupt(pretrain_retromae.StopAfter):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 2:
+                raise KeyboardInterrupt
+
+    options = ["--corpus", corpus, "--dropout", 0.1, "--save-steps", 1]
+    run(*options, "--output", tmp_path / "whole")
+    expected = trained(tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretrain_retromae, "StopAfter", Interrupt)
+        run(*options, "--output", tmp_path / "broken")
+    assert [path.name for path in (tmp_path / "broken" / "checkpoints").glob("step-*")] == ["step-00000002"]
+    run(*options, "--resume", "--output", tmp_path / "broken")
+    assert_same(tmp_path / "broken", expected)
+    assert "3/4" in capsys.readouterr().out
+    run(*options, "--resume", "--output", tmp_path / "broken")  # all steps are done: no further one
+    assert_same(tmp_path / "broken", expected)
+    assert "/4" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_exactly(corpus, config, tmp_path):
+    """By SIGKILL, at whatever moment of its second step or of those after it, perhaps while it saves."""
+    arguments = command_line("--corpus", corpus, "--init", config, "--epochs", 12, "--save-steps", 1, "--output")
+    pretrain_retromae.main([*arguments, str(tmp_path / "whole")])
+    command = [sys.executable, str(ROOT / "examples" / "pretrain_retromae.py"), *arguments, str(tmp_path / "killed")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        printed = b""
+        while not re.search(rb"[2-4]/4", printed):
+            piece = os.read(process.stdout.fileno(), 1 << 16)
+            assert piece, f"it ended by itself: {printed.decode()}"
+            printed += piece
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "model").exists()
+    last = json.loads((tmp_path / "killed" / "checkpoints" / "latest.json").read_text("utf-8"))
+    assert "48" not in str(last), "it was killed before its last step"
+    pretrain_retromae.main([*arguments, str(tmp_path / "killed"), "--resume"])
+    assert_same(tmp_path / "killed", trained(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_mirrored_strategy_and_a_probe(corpus, tmp_path, texts, capsys):
+    """With one device the strategy changes how the step is made, not what it does."""
+    beir = tmp_path / "tiny"
+    (beir / "qrels").mkdir(parents=True)
+    jsonl_of(beir, texts, "corpus.jsonl")
+    queries = [{"_id": f"q{i}", "text": texts[i][:30]} for i in range(5)]
+    (beir / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)), "utf-8")
+    (beir / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\t{i}\t1\n" for i in range(5)))
+    run("--corpus", corpus, "--output", tmp_path / "plain")
+    run("--corpus", corpus, "--strategy", "mirrored", "--probe", beir, "--probe-steps", 2, "--output", tmp_path / "run")
+    assert "tiny_nDCG@10" in capsys.readouterr().out
+    facts = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))["simretro"]
+    assert 0 <= facts["history"][0]["tiny_nDCG@10"] <= 1
+    plain, mirrored = trained(tmp_path / "plain"), trained(tmp_path / "run")
+    for name in plain:
+        if name.startswith("model"):
+            np.testing.assert_allclose(mirrored[name], plain[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_job_without_a_corpus(tmp_path, monkeypatch, capsys):
+    folders = {"sklearn": python_docs.installed_folders()["sklearn"]}
+    monkeypatch.setattr(python_docs, "installed_folders", lambda: folders)
+    _, numbers = pretrain_retromae.main(["--quick", "--output", str(tmp_path / "run")])
+    printed = capsys.readouterr().out
+    assert "scikit-learn" in printed and "texts to pre-train on" in printed
+    kinds = ("untrained", "untrained, fine-tuned", "pre-trained", "pre-trained, fine-tuned")
+    assert numbers.keys() == {"BM25", *kinds}
+    assert 0.3 < numbers["BM25"] < 0.9 and all(0 <= numbers[kind] <= 1 for kind in kinds)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as left:
+        pretrain_retromae.parse_arguments(["--help"])
+    printed = capsys.readouterr().out
+    assert left.value.code == 0
+    options = "corpus init decoding mask-rate decoder-mask-rate bow-weight probe strategy save-steps resume output quick"
+    for option in options.split():
+        assert f"--{option}" in printed
+
+
+def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
+    def parsed(*arguments):
+        return pretrain_retromae.parse_arguments(list(map(str, arguments)))
+
+    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (330, 64, 1e-3)
+    own = parsed("--corpus", corpus, "--init", config)
+    assert (own.is_config, own.max_steps, own.maxlen, own.learning_rate) == (True, None, 128, 1e-3)
+    assert parsed("--corpus", corpus, "--init", "some-model").learning_rate == 1e-4
+    assert parsed("--corpus", corpus, "--decoding", "none").decoding is None
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--decoding", "full"], "invalid choice: 'full'"),
+        (["--new-parts", "pooler"], "invalid choice: 'pooler'"),
+        (["--corpus", "missing.txt"], "--corpus: missing.txt does not exist"),
+        (["--epochs", "0"], "--epochs must be at least 1; received 0"),
+        (["--micro-batches", "3"], "--micro-batches 3 must divide --rows-per-batch 16"),
+        (["--resume"], "--resume: there is no run in"),
+    ],
+)
+def test_bad_options_are_told_in_a_line(arguments, message, tmp_path, capsys):
+    assert message in fails(capsys, *arguments, "--output", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--corpus", "{folder}/empty.txt"], "empty.txt: holds no documents"),
+        (["--corpus", "{folder}/bare"], "bare: the folder holds no documents"),
+        (["--corpus", "{folder}/broken.jsonl"], "broken.jsonl, line 2: has no `text`"),
+        (["--corpus", "{folder}/few.txt"], "the corpus has 15 different documents; at least 16 are needed"),
+        (["--corpus", "{corpus}", "--init", "{folder}/missing"], "missing does not exist"),
+        (["--corpus", "{corpus}", "--init", "{config}", "--maxlen", "33"], "at most 32, the positions of the encoder"),
+        (["--corpus", "{corpus}", "--init", "{folder}/no_mask"], "`tokenizer` must have a `mask_token_id`"),
+        (["--corpus", "{corpus}", "--init", "{folder}/no_head"], "mlm_head"),
+        (["--corpus", "{corpus}", "--mask-rate", "1"], "`mask_rate` must be in [0, 1); received 1.0"),
+        (["--corpus", "{corpus}", "--warmup-share", "2"], "`warmup_steps`"),
+        (["--corpus", "{corpus}", "--probe", "{folder}/bare"], "corpus.jsonl is missing"),
+    ],
+)
+def test_bad_files_and_values_are_told_in_a_line(arguments, message, corpus, config, texts, tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"body": "lost"}\n')
+    (tmp_path / "few.txt").write_text("\n".join(texts[:15] * 4))
+    tokenizer = train_wordpiece(texts, 120)
+    if "{folder}/no_head" in arguments:
+        write_folder(tmp_path / "no_head", encoder_of(tokenizer), tokenizer)
+    if "{folder}/no_mask" in arguments:
+        tokenizer = Tokenizer({token: i for i, token in enumerate(t for t in tokenizer.vocab if t != "[MASK]")})
+        write_folder(tmp_path / "no_mask", encoder_of(tokenizer, with_mlm="linear"), tokenizer)
+    arguments = [argument.format(corpus=corpus, config=config, folder=tmp_path) for argument in arguments]
+    assert message in fails(capsys, *arguments, "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "the name stays free"
+
+
+def encoder_of(tokenizer, **options):
+    config = {**CONFIG, "vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_token_id}
+    return build_transformer_model(config, **options)
+
+
+def test_a_resumed_run_with_other_options_is_refused_naming_them(corpus, tmp_path, capsys):
+    output = tmp_path / "run"
+    (output / "checkpoints").mkdir(parents=True)
+    options = ["--quick", *command_line("--corpus", corpus, "--output", output)]
+    begun = pretrain_retromae.deciding(pretrain_retromae.parse_arguments(options))
+    (output / "options.json").write_text(json.dumps(begun))
+    other = ["--mask-rate", 0.4, "--bow-weight", 0.1, "--save-steps", 7]  # how often it saves is free
+    message = fails(capsys, *options, *other, "--resume")
+    assert "--mask-rate was 0.3, is 0.4; --bow-weight was 0.0, is 0.1. To go on" in message
+    assert "save-steps" not in message

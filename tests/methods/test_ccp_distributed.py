@@ -1,0 +1,61 @@
+"""Two devices pre-train as one does on the whole batch: one bank, one batch's statistics, negatives of both."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STATE = ("bank/vectors", "bank/pointer", "bank/filled", "moving_mean", "moving_variance", "phase", "updates")
+
+
+def train(folder, replicas):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, Path(__file__).with_name("mirrored_ccp.py"), folder, str(replicas)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {path.name.split("-")[0]: result(path) for path in folder.glob(f"*-{replicas}.npz")}
+
+
+def result(path):
+    return json.loads(path.with_suffix(".json").read_text()), dict(np.load(path))
+
+
+def same_run(resumed, whole):
+    assert resumed[0]["loss"] == whole[0]["loss"][1:]
+    assert resumed[1].keys() == whole[1].keys()
+    for name, array in whole[1].items():
+        np.testing.assert_array_equal(resumed[1][name], array, err_msg=name)
+
+
+@pytest.mark.distributed
+def test_two_devices_equal_one(tmp_path):
+    """Variables (so gradients) and all logs agree, with a torn pair in a short batch, and after a resume."""
+    one, two = train(tmp_path, 1), train(tmp_path, 2)
+    for name in ("together", "by_target"):
+        (logs, variables), (other_logs, other_variables) = one[name], two[name]
+        assert set(logs) == {
+            *("loss", "mlm_loss", "mlm_accuracy", "context_loss", "context_accuracy", "context_chance")
+        }
+        for key in logs:
+            np.testing.assert_allclose(other_logs[key], logs[key], rtol=2e-4, atol=2e-5, err_msg=f"{name} {key}")
+        # No entry "name@1": both replicas have the same copy of everything, bank and statistics included.
+        assert variables.keys() == other_variables.keys()
+        for part in STATE:
+            assert any(key.endswith(part) for key in variables), part
+        for key in variables:
+            np.testing.assert_allclose(other_variables[key], variables[key], atol=5e-5, err_msg=f"{name} {key}")
+        filled = next(array for key, array in variables.items() if key.endswith("bank/filled"))
+        assert filled.sum() > 10
+    same_run(one["together_resumed"], one["together"])
+    same_run(two["together_resumed"], two["together"])
+    same_run(two["apart_resumed"], two["apart"])
+    apart = {key.rpartition("/")[2] for key in two["apart"][1] if key.endswith("@1")}
+    assert {"vectors@1", "moving_mean@1"} <= apart and "phase@1" not in apart
+    for run in (one, two):
+        logs, variables = run["in_parts"]
+        assert np.isfinite(logs["loss"]).all() and not any(key.endswith("@1") for key in variables)
