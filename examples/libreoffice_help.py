@@ -3,6 +3,7 @@
 The packages `libreoffice-help-*` hold the same pages in some thirty languages, each paragraph with an id that is the
 same in all of them (MPL-2.0). They are fetched with `apt-get download` and opened with `dpkg-deb`, without root, into a
 cache folder, once. A page is a document to pre-train on; paragraphs of held-out pages are what to evaluate with.
+The eight languages below, of LibreOffice 7.4: 28 MB, 16,800 (ja) to 36,500 (en) paragraphs each; a minute on one core.
 
     python examples/libreoffice_help.py --languages en de fr es --output runs/help   # a jsonl of documents a language
 
@@ -25,6 +26,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 from command_line import HelpFormatter, one_line_errors
 from simretro.data import Document
@@ -38,6 +40,7 @@ SCRIPTS = {
     "ka": "Ⴀ-ჿ", "km": "ក-៿", "ko": "가-힣", "ru": "Ѐ-ӿ", "uk": "Ѐ-ӿ", "zh-CN": "一-鿿", "zh-TW": "一-鿿",
 }  # fmt: skip
 CODE = {"code", "codeintable", "smathcode"}
+PARAGRAPHS = ("p", "h1", "h2", "h3", "h4", "h5", "h6")
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 
 Pages = dict[str, dict[str, str]]  # page -> id of a paragraph -> its text, in order
@@ -204,7 +207,7 @@ def _package(language: str, cache: Path) -> Path:
 
 def _extract(package: Path, folder: str) -> None:
     advice = f"Install dpkg; if the file is damaged, remove {package}."
-    _run(["dpkg-deb", "--extract", str(package), folder], folder, advice)
+    _run(["dpkg-deb", "--extract", str(package.resolve()), folder], folder, advice)
 
 
 def _run(command, folder, advice):
@@ -240,32 +243,72 @@ def parse_page(html: str) -> dict[str, str]:
     return parser.paragraphs
 
 
+class _Span(NamedTuple):
+    """What stands between two tags: texts, and the texts of spans with their ids."""
+
+    identifier: str | None
+    is_switch: bool
+    parts: list[tuple[str | None, str]]
+
+    def text(self) -> str:
+        if not self.is_switch:
+            return "".join(text for _, text in self.parts)
+        variants = [(identifier, text) for identifier, text in self.parts if identifier is not None]
+        default = [text for identifier, text in variants if identifier.startswith("default")]
+        return [*default, *(text for _, text in variants), ""][0]
+
+
 class _PageParser(HTMLParser):
-    """Collects what stands between the paragraph tags of the content area, with which the page must begin."""
+    """Collects the paragraphs of a page that begins with its content area."""
 
     def __init__(self):
         super().__init__()
         self.paragraphs = {}
-        self.depth = 0  # of `div`
-        self.key = None  # of the paragraph that is open
-        self.texts = [[]]  # of the paragraph, and of each span in it that is open
-        self.switches = []  # for each of these spans None, or of a switch the texts of its variants
+        self.depth, self.ended = 0, False  # of `div`, in the content area
+        self.spans = []  # the paragraph that is open, and the spans in it
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         identifier, names = attributes.get("id") or "", (attributes.get("class") or "").split()
-        if tag == "div":
+        if tag == "div" and not self.ended:
             self.depth += 1
-        elif tag == "span":
-            self.texts.append([])
-            self.switches.append({} if "switchinline" in names else None)
-            self.variant = identifier
-        elif self.depth and tag in ("p", "h1", "h2", "h3", "h4", "h5", "h6"):
+        elif tag == "span" and self.spans:
+            self.spans.append(_Span(identifier, "switchinline" in names, []))
+        elif self.depth and tag in PARAGRAPHS:
             self._finish()
             if identifier and not CODE & set(names) and not re.match("(MediaType|FilterName|APIName)_", identifier):
-                self.key = identifier
+                self.spans = [_Span(identifier, False, [])]
         elif tag in ("br", "img"):
-            self.texts[-1].append(" ")
+            self.handle_data(" ")
+
+    def handle_endtag(self, tag):
+        if tag == "span" and len(self.spans) > 1:
+            closed = self.spans.pop()
+            self.spans[-1].parts.append((closed.identifier, closed.text()))
+        elif tag == "div" and self.depth:
+            self.depth -= 1
+            self.ended = not self.depth
+        elif tag in PARAGRAPHS:
+            self._finish()
+
+    def handle_data(self, data):
+        if self.spans:
+            self.spans[-1].parts.append((None, data))
+
+    def close(self):
+        super().close()
+        self._finish()
+
+    def _finish(self):
+        while len(self.spans) > 1:
+            self.handle_endtag("span")
+        for paragraph in self.spans:
+            text = " ".join(INVISIBLE.sub("", paragraph.text()).split())
+            if any(character.isalpha() for character in text):
+                self.paragraphs.setdefault(paragraph.identifier, text)
+        self.spans = []
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     """Writes the documents of each language; returns how many paragraphs each has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)

@@ -38,6 +38,7 @@ from simretro.training import (
     build_optimizer,
     mean_tokens_per_step,
 )
+from simretro.training.state import updates_done
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -179,7 +180,7 @@ class StopAfter(keras.callbacks.Callback):
         self.max_steps = max_steps
 
     def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) >= self.max_steps:
+        if updates_done(self.model.optimizer) >= self.max_steps:
             self.model.stop_training = True
 
 
@@ -312,16 +313,17 @@ def main(arguments: Sequence[str] | None = None):
         check_same(options)
     # Texts that are encoded to measure something are cut to `--maxlen` on purpose.
     warnings.simplefilter("ignore", TruncationWarning)
+    warnings.filterwarnings("ignore", "Gradients do not exist for variables .'mlm_head")  # while it is fine-tuned
     with one_line_errors():
         keras.utils.set_random_seed(options.seed)
     source = load_texts(options)
     print(f"writing to {options.output}; after a break go on with --resume --output {options.output}")
-    with strategy_scope(options.strategy), one_line_errors():
-        mae = build_model(options, source)
-        data = load_data(options, source, mae.tokenizer)
+    with strategy_scope(options.strategy):
+        with one_line_errors():
+            mae = build_model(options, source)
+            data = load_data(options, source, mae.tokenizer)
         untrained = type(mae.encoder).from_config(mae.encoder.get_config())
         untrained.set_weights(mae.encoder.get_weights())
-    with strategy_scope(options.strategy):
         history = pretrain(mae, data, source, options)
     facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
     mae.save_pretrained(options.output / "model", facts)

@@ -38,4 +38,5 @@ def write_parts(folder: Path, parts: Mapping[str, Mapping[str, np.ndarray]]) -> 
         parts: {part: {name: array}}.
     """
     arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / PARTS_FILE)
+    # Not `ascontiguousarray`, which makes a vector of a scalar.
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, folder / PARTS_FILE)

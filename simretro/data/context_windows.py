@@ -103,7 +103,7 @@ class ContextWindows(EpochDataset):
         ValueError: for a bad record, naming file and line, for an argument out of range, or for a language without
             pairs.
         OSError: if a file cannot be read or there is no room for the token ids.
-    Reference: Wu et al., 2022, https://www.ijcai.org/proceedings/2022/627
+    Reference: Wu et al., 2022 (CCP), https://arxiv.org/abs/2206.03281
     """
 
     def __init__(
@@ -258,27 +258,30 @@ class ContextWindows(EpochDataset):
         return round_up(max(1, int(needed)), options.batches_per_draw)
 
     def _warn(self):
-        for language, pairs in zip(self.languages, self._pairs, strict=True):
-            of_pairs = self._notes(pairs) if self.settings.mlm_share < 1 else ()
-            for note in [*pairs.table.notes, *of_pairs]:
+        for language, table in zip(self.languages, self.tables, strict=True):
+            for note in table.notes:
                 warn(f"{language!r}: {note}")
-            if pairs.num_cut and self.settings.mlm_share < 1:
-                warn(
-                    f"{language!r}: {pairs.num_cut} of {pairs.num_centres} sentences have more than "
-                    f"{self.settings.maxlen} tokens and lose their end. Give a larger `maxlen` to keep more of them.",
-                    TruncationWarning,
-                )
+        if self.settings.mlm_share < 1:
+            self._warn_of_pairs()
 
-    def _notes(self, pairs):
-        if pairs.num_single:
-            yield f"{pairs.num_single} documents have one sentence only, so they are in no pair."
-        if pairs.num_centres < self.settings.pairs_per_batch:
-            yield (
-                f"its batches have {pairs.num_centres} pairs, fewer than `pairs_per_batch`="
-                f"{self.settings.pairs_per_batch}, since it has no more."
+    def _warn_of_pairs(self):
+        options, pairs = self.settings, dict(zip(self.languages, self._pairs, strict=True))
+        single = {language: own.num_single for language, own in pairs.items() if own.num_single}
+        if single:
+            warn(f"{sum(single.values())} documents have one sentence only, so they are in no pair: {single}.")
+        few = {language: n for language, n in self.num_pairs.items() if n < options.pairs_per_batch}
+        if few:
+            warn(f"some languages have fewer pairs than `pairs_per_batch`, so their batches have as many: {few}.")
+        alone = [language for language, own in pairs.items() if len(own.documents) == 1]
+        if alone:
+            warn(f"all pairs of {alone} are of one document: no negatives are of another one.")
+        cut = {language: own.num_cut for language, own in pairs.items() if own.num_cut}
+        if cut:
+            warn(
+                f"{sum(cut.values())} of {sum(self.num_pairs.values())} sentences have more than {options.maxlen} "
+                f"tokens and lose their end: {cut}. Give a larger `maxlen` to keep more of them.",
+                TruncationWarning,
             )
-        if len(pairs.documents) == 1:
-            yield "its sentences are all of one document: no negatives are of another one."
 
     # Epochs
 

@@ -66,7 +66,7 @@ class MemoryBank(keras.layers.Layer):
         self.num_rings = num_languages if kind == "per_language" else 1
 
     def build(self, *shapes):
-        # Rings lie one behind the other; the row after the last is where what is not kept is written.
+        # Rings lie one behind the other; the row after the last is where zeros are written for rows that are not kept.
         rows = self.num_rings * self.bank_size + 1
         self.bank_vectors = self.add_weight(
             shape=(rows, self.dimension), dtype="float32", initializer="zeros", trainable=False, name="vectors"
@@ -118,7 +118,7 @@ class MemoryBank(keras.layers.Layer):
         accepted = is_language if accepted is None else ops.logical_and(ops.cast(accepted, "bool"), is_language)
         per_language = self.kind == "per_language"
         rings = ops.where(accepted, language_ids, 0) if per_language else ops.zeros_like(language_ids)
-        rows, counts = self._places(rings, accepted)
+        rows, counts, kept = self._places(rings, accepted)
         if sentence_keys is None:
             sentence_keys = -ops.ones_like(language_ids)
         written = [(self.bank_vectors, ops.stop_gradient(vectors))]
@@ -126,14 +126,16 @@ class MemoryBank(keras.layers.Layer):
         if self.bank_languages is not None:
             written.append((self.bank_languages, language_ids))
         for variable, values in written:
-            _write_rows(variable, rows, ops.cast(values, variable.dtype))
+            values = ops.cast(values, variable.dtype)
+            mask = ops.reshape(kept, (-1, *[1] * (len(values.shape) - 1)))
+            _write_rows(variable, rows, ops.where(mask, values, ops.zeros_like(values)))
         pointer = (_read(self.bank_pointer) + counts) % self.bank_size
         filled = ops.minimum(_read(self.bank_filled) + counts, self.bank_size)
         self.bank_pointer.assign(ops.cast(pointer, self.bank_pointer.dtype))
         self.bank_filled.assign(ops.cast(filled, self.bank_filled.dtype))
 
     def _places(self, rings, accepted):
-        """Row of the variables for each row of the batch, and how many each ring gets."""
+        """Row of the variables for each row of the batch, how many each ring gets, and which rows it keeps."""
         together = ops.logical_and(rings[:, None] == rings[None], ops.logical_and(accepted[:, None], accepted[None]))
         together = ops.cast(together, "int32")
         ranks = ops.sum(ops.tril(together, -1), axis=1)
@@ -143,7 +145,7 @@ class MemoryBank(keras.layers.Layer):
         rows = ops.where(kept, rings * self.bank_size + slots, self.num_rings * self.bank_size)
         is_of_ring = rings[:, None] == ops.arange(self.num_rings, dtype="int32")[None]
         counts = ops.sum(ops.cast(ops.logical_and(is_of_ring, accepted[:, None]), "int32"), axis=0)
-        return rows, counts
+        return rows, counts, kept
 
     def get_config(self):
         names = ("bank_size", "dimension", "num_languages", "kind", "normalized", "mask_same_document")

@@ -128,6 +128,15 @@ class BiEncoder(EncoderMethod):
 
     # Training
 
+    @property
+    def trainable_variables(self):
+        """Without the heads of the encoders that the vectors do not go through: the loss has no gradient for them."""
+        unused = set()
+        for encoder in filter(None, (self.encoder, self.passage_encoder)):
+            heads = (encoder.mlm_head, encoder.pooler if self.pooling != "pooler" else None)
+            unused |= {id(variable) for head in heads if head is not None for variable in head.variables}
+        return [variable for variable in super().trainable_variables if id(variable) not in unused]
+
     def call(self, x, training=None):
         """What the loss reads.
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simretro.data import Document, MaskedDocuments, document_table, iter_documents, masked_documents
+from simretro.data import Document, MaskedDocuments, document_table, iter_documents
 from simretro.data.boundaries import (
     MOST_TOKENS_OF_A_WORD,
     behind_full_stops,

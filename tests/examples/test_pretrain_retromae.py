@@ -20,7 +20,7 @@ from simretro import RetroMAE, SentenceEncoder, Tokenizer, build_transformer_mod
 from simretro.models import write_folder
 
 ROOT = Path(__file__).parents[2]
-WORDS = "open close door window light lamp music house garden river stone bread water teacher paper green yellow".split()
+WORDS = "open close door window light lamp music house garden river stone bread water paper green yellow".split()
 NUM_DOCUMENTS = 60
 CONFIG = {
     "vocab_size": 1,  # replaced by that of the vocabulary learnt
@@ -128,7 +128,8 @@ def test_own_corpus_becomes_a_folder_to_encode_and_to_go_on_with(kind, options, 
     assert (encoder.pooling, encoder.normalize, encoder.maxlen) == ("cls", False, 32)
     np.testing.assert_array_equal(encoder.encode(texts, show_progress=False), vectors)
     again = RetroMAE.from_pretrained(tmp_path / "run" / "model")
-    assert (again.decoding, again.query_norm, again.mask_pool_size) == (mae.decoding, mae.query_norm, mae.mask_pool_size)
+    for name in ("decoding", "query_norm", "mask_pool_size", "bow_weight"):
+        assert getattr(again, name) == getattr(mae, name)
     assert ("decoder" in metrics) == (again.decoder is not None)
     if again.decoder is not None:
         last = load_file(next((tmp_path / "run" / "checkpoints").glob("step-*/model.safetensors")))
@@ -199,7 +200,8 @@ def test_mirrored_strategy_and_a_probe(corpus, tmp_path, texts, capsys):
     jsonl_of(beir, texts, "corpus.jsonl")
     queries = [{"_id": f"q{i}", "text": texts[i][:30]} for i in range(5)]
     (beir / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)), "utf-8")
-    (beir / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\t{i}\t1\n" for i in range(5)))
+    judgements = "".join(f"q{i}\t{i}\t1\n" for i in range(5))
+    (beir / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgements)
     run("--corpus", corpus, "--output", tmp_path / "plain")
     run("--corpus", corpus, "--strategy", "mirrored", "--probe", beir, "--probe-steps", 2, "--output", tmp_path / "run")
     assert "tiny_nDCG@10" in capsys.readouterr().out
@@ -217,7 +219,7 @@ def test_the_job_without_a_corpus(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(python_docs, "installed_folders", lambda: folders)
     _, numbers = pretrain_retromae.main(["--quick", "--output", str(tmp_path / "run")])
     printed = capsys.readouterr().out
-    assert "scikit-learn" in printed and "texts to pre-train on" in printed
+    assert "sklearn" in printed and "texts to pre-train on" in printed
     kinds = ("untrained", "untrained, fine-tuned", "pre-trained", "pre-trained, fine-tuned")
     assert numbers.keys() == {"BM25", *kinds}
     assert 0.3 < numbers["BM25"] < 0.9 and all(0 <= numbers[kind] <= 1 for kind in kinds)
@@ -228,8 +230,7 @@ def test_help_names_every_option(capsys):
         pretrain_retromae.parse_arguments(["--help"])
     printed = capsys.readouterr().out
     assert left.value.code == 0
-    options = "corpus init decoding mask-rate decoder-mask-rate bow-weight probe strategy save-steps resume output quick"
-    for option in options.split():
+    for option in "corpus init decoding mask-rate bow-weight probe strategy save-steps resume output quick".split():
         assert f"--{option}" in printed
 
 

@@ -114,26 +114,24 @@ def main(folder, replicas):
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     strategy = tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
     runs = {"together": {}, "by_target": {"enqueue": "eval", "pooling": "mean", "negatives": "cross"}}
-    if replicas > 1:
-        runs["apart"] = {"synchronized": False}
     with strategy.scope():
         results = {name: _train(options) for name, options in runs.items()}
-        for name in {"together", "apart"} & set(runs):
-            _train(runs[name], folder / f"{name}-{replicas}", stop=True)
-            results[f"{name}_resumed"] = _train(runs[name], folder / f"{name}-{replicas}")
-        results["in_parts"] = _train({"micro_batches": 2}, num_batches=3)
+        if replicas > 1:
+            _train({}, folder / "checkpoints", epochs=1)
+            results["resumed"] = _train({}, folder / "checkpoints")
+            results["apart"] = _train({"synchronized": False}, epochs=1, num_batches=3)
+            results["in_parts"] = _train({"micro_batches": 2}, epochs=1, num_batches=3)
     for name, (logs, variables) in results.items():
         np.savez(folder / f"{name}-{replicas}.npz", **variables)
         (folder / f"{name}-{replicas}.json").write_text(json.dumps(logs))
 
 
-def _train(options, folder=None, stop=False, num_batches=6):
+def _train(options, folder=None, epochs=2, num_batches=6):
     ccp, data = make_ccp(**options), Batches(num_batches)
     callbacks, first_epoch = [], 0
     if folder:
         callbacks = [TrainingCheckpoint(folder, data)]
         first_epoch = callbacks[0].restore(ccp)
-    epochs = 1 if stop else 2
     history = ccp.fit(data, epochs=epochs, initial_epoch=first_epoch, callbacks=callbacks, verbose=0)
     return dict(history.history), variables_of(ccp)
 

@@ -20,6 +20,7 @@ from tests.test_losses_contrastive import numpy_loss
 
 pytestmark = pytest.mark.backends
 BACKEND = keras.backend.backend()
+EAGER = BACKEND == "tensorflow"  # there faster than a graph that is used once or twice
 tensorflow_only = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs the tape")
 TEXTS = ["a b c", "", "b", "k l m n o p q", "abc " * 12]
 TWO = {"passage_encoder": {"seed": 1}, "projection_size": 6}
@@ -55,7 +56,7 @@ def texts_of(model, token_ids):
 
 
 def evaluated(model, batch):
-    model.run_eagerly = True  # faster than a graph that is used once
+    model.run_eagerly = EAGER
     return model.evaluate(batch, batch_size=len(batch["passage_keys"]), return_dict=True, verbose=0)
 
 
@@ -118,10 +119,25 @@ def test_training_lowers_the_loss():
     assert logs["loss"][-1] < 0.5 * logs["loss"][0] and logs["contrastive_accuracy"][-1] > 0.7
 
 
+def test_heads_that_no_vector_goes_through_are_not_trained():
+    encoder = make_encoder(with_mlm="linear", with_pool=True)
+    model = BiEncoder(encoder, toy.make_tokenizer())
+    left_out = {*map(id, encoder.mlm_head.variables), *map(id, encoder.pooler.variables)}
+    assert left_out.isdisjoint(map(id, model.trainable_variables))
+    assert len(model.trainable_variables) == len(encoder.trainable_variables) - len(left_out)
+    pooled = BiEncoder(encoder, toy.make_tokenizer(), pooling="pooler")
+    assert {*map(id, encoder.pooler.variables)} < {*map(id, pooled.trainable_variables)}
+    model.compile("sgd", run_eagerly=EAGER)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(make_data(model), verbose=0)
+    assert not [w for w in caught if "Gradients do not exist" in str(w.message)]
+
+
 @pytest.mark.parametrize("mode", ["pooler", "towers"])
 def test_training_moves_every_weight(mode):
     model = make(**MODES[mode])
-    model.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=EAGER)
     before = arrays_of(model)
     model.fit(make_data(model), verbose=0)
     paths = [variable.path for variable in model.trainable_variables]
@@ -151,7 +167,7 @@ def test_a_checkpoint_keeps_both_towers(tmp_path):
         make(**{**MODES["towers"], "passage_encoder": {"config": {"hidden_size": 24}}}),
     )
     for one in (model, again):
-        one.compile(keras.optimizers.SGD(0.05, momentum=0.9), run_eagerly=True)  # faster for so few steps
+        one.compile(keras.optimizers.SGD(0.05, momentum=0.9), run_eagerly=EAGER)
     data = make_data(model)
     model.fit(data, callbacks=[TrainingCheckpoint(tmp_path, data)], verbose=0)
     assert TrainingCheckpoint(tmp_path, make_data(again)).restore(again) == 1
@@ -176,7 +192,6 @@ def test_half_precision_gives_the_loss_of_float32(dtype):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             data = QueryPassages(queries, model.tokenizer, 2, 16, 16, 1)
-        model.run_eagerly = True
         losses[policy] = evaluated(model, data.batch(0, 0))["loss"]
     assert np.isfinite(losses[None]) and losses[dtype] == pytest.approx(losses[None], rel=0.03)
     before = arrays_of(model)
@@ -320,7 +335,7 @@ def test_formats_that_cannot_hold_the_model(options, what, format, tmp_path):
 
 def test_keras_file_keeps_weights_and_settings(tmp_path):
     model = make(**SAVED["towers"])
-    model.compile("adam", run_eagerly=True)  # faster for so few steps
+    model.compile("adam", run_eagerly=EAGER)
     model.fit(make_data(model), verbose=0)
     model.save(tmp_path / "retriever.keras")
     loaded = keras.saving.load_model(tmp_path / "retriever.keras")

@@ -13,8 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-OURS = ("simretro", "home_assistant")
-FIGURES = {"mask-figure", "loss-figure", "heat-map-figure"}  # ids of the cells of 01_simbert.ipynb that draw
+OURS = ("simretro", "home_assistant", "python_docs", "command_line")
+FIGURES = {  # ids of the cells that draw
+    "01_simbert.ipynb": {"mask-figure", "loss-figure", "heat-map-figure"},
+    "02_retromae.ipynb": {"mask-figure", "curves-figure", "cosines-figure", "search-figure"},
+}
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 
@@ -35,6 +38,8 @@ def problems(source):
         yield from import_problems(nodes, known)
         bound |= {alias.asname or alias.name.split(".")[0] for alias in nodes if isinstance(alias, ast.alias)}
         bound |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         yield from (
             f"`{node.id}` is not bound" for node in nodes if isinstance(node, ast.Name) and node.id not in bound
         )
@@ -65,8 +70,8 @@ def import_problems(nodes, known):
                     yield f"`{node.module}` has no `{alias.name}`"
 
 
-def test_there_is_a_notebook():
-    assert [path.name for path in NOTEBOOKS] == ["01_simbert.ipynb"]
+def test_notebooks_are_those_known_here():
+    assert [path.name for path in NOTEBOOKS] == list(FIGURES)
 
 
 @every_notebook
@@ -103,6 +108,9 @@ def test_files_that_the_text_names_exist(path):
         ("import home_assistant\nhome_assistant.load_group()", ["`home_assistant` has no `load_group`"]),
         ("from simretro import SimBERT\nmodel = SimBERT(1)\nmodel.fit(model.embed('a'))", ["`model` has no `embed`"]),
         ("print(texts)\ntexts = [text for text in 'ab']", ["`texts` is not bound"]),
+        ("import python_docs\ndef read(split):\n    return python_docs.load_collection(split)\nread('dev')", []),
+        ("import python_docs\npython_docs.read_texts()", ["`python_docs` has no `read_texts`"]),
+        ("def read(path):\n    return split\nread('dev')", ["`split` is not bound"]),
     ],
 )
 def test_names_are_checked_as_meant(source, found):
@@ -123,9 +131,9 @@ def execute(path, folder, monkeypatch, num_cells=None):
     return nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
 
 
-@pytest.mark.slow
-def test_simbert_notebook_draws_its_figures(monkeypatch):
-    notebook = execute(ROOT / "notebooks" / "01_simbert.ipynb", ROOT / "notebooks", monkeypatch)
+def run_whole(name, monkeypatch):
+    """Executes a notebook, checks that each of its figures is drawn once and is no empty frame; returns its output."""
+    notebook = execute(ROOT / "notebooks" / name, ROOT / "notebooks", monkeypatch)
     import matplotlib.pyplot as plt
 
     drawn = {}
@@ -134,14 +142,31 @@ def test_simbert_notebook_draws_its_figures(monkeypatch):
             if "image/png" in output.get("data", {}):
                 assert cell.id not in drawn, f"{cell.id} draws more than one figure"
                 drawn[cell.id] = plt.imread(io.BytesIO(base64.b64decode(output.data["image/png"])))
-    assert set(drawn) == FIGURES
+    assert set(drawn) == FIGURES[name]
     for cell_id, image in drawn.items():
         assert min(image.shape[:2]) > 200 and len(set(map(tuple, image[::7, ::7, :3].reshape(-1, 3)))) > 3, cell_id
-    text = "".join(o.text for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "stream")
+    return "".join(o.text for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "stream")
+
+
+@pytest.mark.slow
+def test_simbert_notebook_draws_its_figures(monkeypatch):
+    text = run_whole("01_simbert.ipynb", monkeypatch)
     scores = {name: float(value) for name, value in re.findall(r"(\w+) +R@1 ([\d.]+)", text)}
     assert scores["trained"] > scores["untrained"] + 0.1
 
 
 @pytest.mark.slow
-def test_simbert_notebook_finds_the_examples_from_the_root(monkeypatch):
-    execute(ROOT / "notebooks" / "01_simbert.ipynb", ROOT, monkeypatch, num_cells=2)
+def test_retromae_notebook_draws_its_figures_and_trains(monkeypatch):
+    text = run_whole("02_retromae.ipynb", monkeypatch)
+    losses = [tuple(map(float, found)) for found in re.findall(r"epoch \d+: encoder ([\d.]+), decoder ([\d.]+)", text)]
+    assert len(losses) == 4, "the epoch before the break, and those after it"
+    for part in zip(*losses, strict=True):
+        assert part[0] - part[-1] > 0.5 and list(part) == sorted(part, reverse=True)
+    scores = {name.strip(): float(value) for name, value in re.findall(r"(.+?) +nDCG@10 ([\d.]+)", text)}
+    assert scores["pre-trained, fine-tuned"] > scores["pre-trained, as it is"] + 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_notebook_finds_the_examples_from_the_root(name, monkeypatch):
+    execute(ROOT / "notebooks" / name, ROOT, monkeypatch, num_cells=2)
