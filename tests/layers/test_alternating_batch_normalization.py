@@ -57,7 +57,7 @@ def test_sides_exchange_their_modes_and_the_running_side_comes_first():
 
 def test_equals_two_passes_of_keras_layer_in_value_and_gradient():
     """The running side first, as an inference; then the other in training."""
-    x, weights = inputs_of(), inputs_of(5)
+    x, weights = inputs_of(), ops.convert_to_tensor(inputs_of(5))
     layer = layer_of()
     layer(inputs_of(1), SIDES, training=True)
     layer(inputs_of(2), SIDES, training=True)

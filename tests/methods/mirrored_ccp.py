@@ -43,7 +43,7 @@ def token_rows(rng, rows, width):
 
 
 def context_batch(seed, num_pairs=4, width=16, language=0, filler=0, documents=None):
-    """Pairs in adjacent rows, of few documents, so that rows have several positives and the bank has their documents."""
+    """Pairs in adjacent rows, of few documents, so that rows have several positives."""
     rng = np.random.default_rng(seed)
     documents = rng.integers(0, 4, num_pairs) if documents is None else np.asarray(documents)
     centres = rng.integers(0, 6, num_pairs)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from simretro.data import ContextWindows
+from simretro.data.documents import Document
 from simretro.methods import CCP, RetroMAE
 from simretro.models import SentenceEncoder, build_transformer_model, export_weights, write_folder
 from simretro.tokenizers import Tokenizer
@@ -78,7 +80,7 @@ def head_of(ccp, batch, training_side, running):
 
 # The context task
 def test_losses_and_bank_of_some_steps_equal_numpy():
-    """Alternating sides, a bank by language that is written across its end, and several positives; nothing is learnt."""
+    """Alternating sides, a bank by language that is written across its end, several positives; nothing is learnt."""
     ccp = ccp_of(learning_rate=0.0, warmup_updates=0)
     running, banks = (np.zeros(32), np.ones(32)), {0: [], 1: []}
     for step in range(7):
@@ -270,6 +272,29 @@ def test_half_precision_trains(dtype):
         assert np.isfinite(run(ccp, batch)["loss"])
     assert all(np.isfinite(array).all() for array in state_of(ccp).values())
     assert ccp.head.compute_dtype == "float32" and ccp.bank.bank_vectors.dtype == "float32"
+
+
+# Real batches
+def test_context_windows_train():
+    """Pairs and masked text of two languages as the data set makes them; every context is a positive."""
+    tokenizer, rng = make_tokenizer(), np.random.default_rng(0)
+
+    def document():
+        sentences = tuple(" ".join(rng.choice(LETTERS, 5)) for _ in range(6))
+        return Document(" ".join(sentences), sentences=sentences)
+
+    sources = {language: [document() for _ in range(8)] for language in ("en", "fr")}
+    data = ContextWindows(sources, tokenizer, pairs_per_batch=6, maxlen=16, batches_per_epoch=8)
+    ccp = CCP(encoder_of(), tokenizer, bank_size=32, languages=data.languages, projection_size=8)
+    ccp.compile(keras.optimizers.Adam(1e-3))
+    logs = ccp.fit(data, epochs=1, verbose=0).history
+    assert np.isfinite(logs["loss"]).all() and min(logs["mlm_loss"][0], logs["context_loss"][0]) > 0
+    batches = [batch for batch in (data.batch(0, i) for i in range(8)) if batch["sides"].max() > 0]
+    assert int(ccp.head.norm.updates) == len(batches) > 0
+    for batch in batches:
+        positives, _ = pairs({name: batch[name] for name in ROWS})
+        assert positives[0::2].any(1).all() and positives[1::2].any(1).all()
+    assert to_numpy(ccp.bank.bank_filled).sum() == 6 * len(batches)
 
 
 # Resumed, saved

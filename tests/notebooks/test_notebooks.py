@@ -163,7 +163,7 @@ def test_retromae_notebook_draws_its_figures_and_trains(monkeypatch):
     for part in zip(*losses, strict=True):
         assert part[0] - part[-1] > 0.5 and list(part) == sorted(part, reverse=True)
     scores = {name.strip(): float(value) for name, value in re.findall(r"(.+?) +nDCG@10 ([\d.]+)", text)}
-    assert scores["pre-trained, fine-tuned"] > scores["pre-trained, as it is"] + 0.05
+    assert scores["pre-trained, fine-tuned"] > 1.5 * scores["pre-trained, as it is"]
 
 
 @pytest.mark.slow
