@@ -22,8 +22,8 @@ distributed:  ## in a process of its own: the logical devices are set before Ten
 
 parity:  ## in the environment of requirements-parity.txt
 	python -m pytest -m parity
-	KERAS_BACKEND=jax python -m pytest -m backends
-	KERAS_BACKEND=torch python -m pytest -m backends
+	KERAS_BACKEND=jax python -m pytest -m "backends and not slow"
+	KERAS_BACKEND=torch python -m pytest -m "backends and not slow"
 
 ci:  ## all of it, in fresh environments
 	bash .ci/run

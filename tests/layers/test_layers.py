@@ -115,17 +115,19 @@ def test_recomputing_changes_neither_value_nor_gradients(rates, with_context):
     """The second pass must drop what the first one has dropped."""
     x, context = np.random.default_rng(0).standard_normal((2, 3, 5, 8)).astype("float32")
     mask = np.random.default_rng(1).random((3, 1, 5, 5)) < 0.7
+    weights = np.random.default_rng(2).standard_normal((3, 5, 8)).astype("float32")
     results = []
     for recompute in (False, True):
         block = make_block(dropout_rate=rates[0], attention_dropout_rate=rates[1], recompute=recompute)
 
-        def square(x, *context, block=block):
+        def weighted(x, *context, block=block):
             options = {"context": context[0]} if context else {}
-            return ops.sum(ops.square(block(x, attention_mask=mask, training=True, **options) + 1.0))
+            return ops.sum(block(x, attention_mask=mask, training=True, **options) * weights)
 
-        results.append(value_and_gradients(square, [x, context] if with_context else [x]))
+        results.append(value_and_gradients(weighted, [x, context] if with_context else [x]))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6)
     for recomputed, kept in zip(results[1][1], results[0][1], strict=True):
+        assert np.abs(kept).max() > 0.1
         np.testing.assert_allclose(recomputed, kept, rtol=1e-4, atol=1e-5)
 
 

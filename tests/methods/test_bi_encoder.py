@@ -112,6 +112,7 @@ def test_false_negatives_and_empty_places_have_no_say():
     assert counted > loss + 0.1
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss():
     model = make(symmetric=True)
     model.compile(build_optimizer("adamw", 1e-2))
@@ -160,6 +161,7 @@ def test_micro_batches_have_the_negatives_of_a_part():
     assert logs["loss"][0] == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_both_towers(tmp_path):
     """Two encoders have variables of the same names."""
     model, again = (
@@ -333,6 +335,7 @@ def test_formats_that_cannot_hold_the_model(options, what, format, tmp_path):
     assert not (tmp_path / "retriever").exists()
 
 
+@pytest.mark.slow
 def test_keras_file_keeps_weights_and_settings(tmp_path):
     model = make(**SAVED["towers"])
     model.compile("adam", run_eagerly=EAGER)

@@ -153,6 +153,7 @@ def test_no_bank_and_the_mean_of_the_states():
         {"mask_same_document": False, "window_sentences": 1},
     ],
 )
+@pytest.mark.slow
 def test_the_ablations_train(options):
     ccp = ccp_of(learning_rate=0.01, **options)
     losses = [run(ccp, toy.context_batch(step, language=step % 2))["context_loss"] for step in range(3)]
@@ -202,6 +203,7 @@ class Several(keras.utils.PyDataset):
         return self.batches[index]
 
 
+@pytest.mark.slow
 def test_both_tasks_are_learnt():
     ccp = toy.make_ccp()
     ccp.compile(keras.optimizers.Adam(1e-2))
@@ -234,6 +236,7 @@ def test_evaluation_changes_no_state_and_needs_no_side():
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_parts_of_a_batch_are_batches_of_their_own_but_one_update():
     """`micro_batches`: phase and bank go on from part to part; the loss is the mean over all pairs of all parts."""
     first, second = toy.context_batch(0, documents=[0, 1, 2, 3]), toy.context_batch(1, documents=[3, 4, 5, 0])
@@ -250,6 +253,7 @@ def test_parts_of_a_batch_are_batches_of_their_own_but_one_update():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}])
+@pytest.mark.slow
 def test_fit_alternates_however_it_is_compiled(options):
     if BACKEND == "torch" and options:
         pytest.skip("Keras has neither on torch")
@@ -263,6 +267,7 @@ def test_fit_alternates_however_it_is_compiled(options):
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.slow
 def test_half_precision_trains(dtype):
     if dtype == "mixed_float16" and BACKEND == "jax":
         pytest.skip("JAX's attention on the CPU does not take float16")
@@ -275,6 +280,7 @@ def test_half_precision_trains(dtype):
 
 
 # Real batches
+@pytest.mark.slow
 def test_context_windows_train():
     """Pairs and masked text of two languages as the data set makes them; every context is a positive."""
     tokenizer, rng = make_tokenizer(), np.random.default_rng(0)
@@ -300,6 +306,7 @@ def test_context_windows_train():
 # Resumed, saved
 @tensorflow_only
 @pytest.mark.parametrize("stop", [None, 5])
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_not_interrupted(stop, tmp_path):
     """Bit by bit, at the end of an epoch or within one: weights, bank, pointer, phase, running statistics."""
     config, results = {**toy.CONFIG, "hidden_dropout_prob": 0.1}, []
@@ -395,6 +402,7 @@ def test_another_bank_starts_empty_and_another_head_is_refused(tmp_path):
     np.testing.assert_array_equal(to_numpy(started.encoder.token_table), to_numpy(ccp.encoder.token_table))
 
 
+@pytest.mark.slow
 def test_keras_file_keeps_all_state(tmp_path):
     ccp = trained()
     ccp.save(tmp_path / "ccp.keras")

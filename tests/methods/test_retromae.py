@@ -289,6 +289,7 @@ def test_without_a_decoder_there_are_the_encoders_variables_alone(mode):
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_micro_batches_give_the_gradient_of_the_whole_batch():
     weights = []
     for micro_batches in (1, 2):
@@ -307,6 +308,7 @@ def corpus(number=30):
 
 
 @pytest.mark.parametrize("mode", ["basic", "dupmae"])
+@pytest.mark.slow
 def test_training_lowers_every_loss(mode, tmp_path):
     mae = toy.make_retromae(**MODES[mode])
     options = {"rows_per_batch": 10, "maxlen": 16}
@@ -342,6 +344,7 @@ def test_recomputing_trains_to_the_same_weights():
     "family, mode",
     [*((family, "dupmae") for family in ("roformer", "roberta", "no_segments", "factorised")), ("factorised", "basic")],
 )
+@pytest.mark.slow
 def test_every_backbone_trains_a_step(family, mode):
     """No tokenizer is needed to train; dropout is on."""
     config = nb.tiny_config(family, num_hidden_layers=1)
@@ -358,6 +361,7 @@ def test_every_backbone_trains_a_step(family, mode):
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path):
     """Bit by bit, with drawn masks and dropout."""
     path, results = toy.write_documents(tmp_path), []
@@ -397,6 +401,7 @@ def test_half_precision_gives_the_losses_of_float32(mode, dtype):
             assert np.isfinite(logs[dtype][name]) and logs[dtype][name] == pytest.approx(value, abs=1e-2), name
 
 
+@pytest.mark.slow
 def test_half_precision_trains():
     dtype = "mixed_bfloat16" if BACKEND == "jax" else "mixed_float16"  # JAX's attention on the CPU takes no float16
     config, _, mae = retromae_of("dupmae", dtype=dtype, large=False, layers=1)
@@ -485,6 +490,7 @@ def test_unknown_format_is_named(tmp_path):
         named_retromae()[2].save_pretrained(tmp_path / "mae", format="pickle")
 
 
+@pytest.mark.slow
 def test_keras_file_keeps_weights_and_settings(tmp_path):
     config, _, mae = retromae_of("pooled", layers=1)
     mae.compile("adam")
