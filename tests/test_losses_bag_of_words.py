@@ -47,7 +47,9 @@ def plain(mask):
 def some_scalar(pooled):
     """A scalar to which each pooled logit adds with another slope."""
     weights = np.linspace(-1, 2, ROWS * VOCAB, dtype="float32").reshape(ROWS, VOCAB)
-    return ops.sum(ops.cast(pooled, "float32") * weights) + ops.sum(ops.square(ops.cast(pooled, "float32")))
+    return ops.sum(ops.multiply(ops.cast(pooled, "float32"), weights)) + ops.sum(
+        ops.square(ops.cast(pooled, "float32"))
+    )
 
 
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)

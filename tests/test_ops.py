@@ -51,7 +51,7 @@ def test_layer_norm_for_training_equals_the_differentiated_formula(dtype, tolera
     results = []
     for function in (plain, own):
         arguments = [value.astype("float32") for value in (x, gamma, beta)]
-        results.append(value_and_gradients(lambda *v, f=function: ops.sum(f(*v) * weights), arguments))
+        results.append(value_and_gradients(lambda *v, f=function: ops.sum(ops.multiply(f(*v), weights)), arguments))
     (value, gradients), (own_value, own_gradients) = results
     np.testing.assert_allclose(own_value, value, rtol=tolerance, atol=tolerance)
     for gradient, own_gradient in zip(gradients, own_gradients, strict=True):

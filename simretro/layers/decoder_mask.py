@@ -47,7 +47,7 @@ class DecoderMask(keras.layers.Layer):
             given["word_ids"] = word_ids
         for name, x in given.items():
             if len(x.shape) != 2:
-                raise ValueError(f"`{name}` must be (batch, length); received shape {x.shape}.")
+                raise ValueError(f"`{name}` must be (batch, length); received shape {tuple(x.shape)}.")
         batch, length = ops.shape(target_mask)
         if self.pool_size is None:
             drawn = self._uniform((batch, length, length)) >= self.mask_rate

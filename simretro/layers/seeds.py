@@ -10,6 +10,9 @@ class FixedSeed(keras.random.SeedGenerator):
         seed: tensor, what `SeedGenerator.next` gave.
     """
 
+    # On torch, Keras leaves dropout to torch's own random numbers where a generator has no initial seed.
+    _initial_seed = 0
+
     def __init__(self, seed):  # no variable: the state is the seed itself
         self._seed = seed
 

@@ -205,7 +205,7 @@ def _in_chunks(compute, inputs, shapes, dtypes, total, chunk_size):
 def _pad_rows(x, padding):
     if isinstance(padding, int) and padding == 0:
         return x
-    return ops.concatenate([x, ops.zeros((padding, *x.shape[1:]), x.dtype)], axis=0)
+    return ops.concatenate([x, ops.zeros((padding, *ops.shape(x)[1:]), x.dtype)], axis=0)
 
 
 def bag_of_words_loss(pooled_logits, token_ids, counted, target="normalized"):

@@ -131,11 +131,19 @@ class BiEncoder(EncoderMethod):
     @property
     def trainable_variables(self):
         """Without the heads of the encoders that the vectors do not go through: the loss has no gradient for them."""
+        return self._without_unused(super().trainable_variables)
+
+    @property
+    def trainable_weights(self):
+        """As `trainable_variables`; some backends of Keras read the one and some the other."""
+        return self._without_unused(super().trainable_weights)
+
+    def _without_unused(self, variables):
         unused = set()
         for encoder in filter(None, (self.encoder, self.passage_encoder)):
             heads = (encoder.mlm_head, encoder.pooler if self.pooling != "pooler" else None)
             unused |= {id(variable) for head in heads if head is not None for variable in head.variables}
-        return [variable for variable in super().trainable_variables if id(variable) not in unused]
+        return [variable for variable in variables if id(variable) not in unused]
 
     def call(self, x, training=None):
         """What the loss reads.

@@ -43,7 +43,7 @@ def write_folder(
         elif format == "sentence-transformers":
             if "sentence_encoder" not in (facts or {}):
                 raise ValueError("`format='sentence-transformers'` needs a tokenizer; the model has none.")
-            write_huggingface(staging, encoder.config, weights, facts)
+            write_huggingface(staging, encoder.config, _with_pooler(encoder.config, weights), facts)
             write_pipeline(staging, encoder.config["hidden_size"], facts["sentence_encoder"])
         else:
             _FOREIGN_WRITERS[format](staging, encoder.config, weights)
@@ -51,3 +51,11 @@ def write_folder(
             write_parts(staging, parts)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
+
+
+def _with_pooler(config, weights):
+    """Keras Hub opens no BERT without a pooler, though no hidden state depends on it: where there is none, zeros."""
+    if config["model_type"] != "bert" or "pooler/bias" in weights:
+        return weights
+    size = config["hidden_size"]
+    return {**weights, "pooler/kernel": np.zeros((size, size), "float32"), "pooler/bias": np.zeros(size, "float32")}

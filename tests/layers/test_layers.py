@@ -122,7 +122,7 @@ def test_recomputing_changes_neither_value_nor_gradients(rates, with_context):
 
         def weighted(x, *context, block=block):
             options = {"context": context[0]} if context else {}
-            return ops.sum(block(x, attention_mask=mask, training=True, **options) * weights)
+            return ops.sum(ops.multiply(block(x, attention_mask=mask, training=True, **options), weights))
 
         results.append(value_and_gradients(weighted, [x, context] if with_context else [x]))
     np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6)

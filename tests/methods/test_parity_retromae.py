@@ -96,7 +96,9 @@ def test_transformers_gives_the_same_ids_states_and_logits(mae, folder):
 @every_kind
 def test_transformers_misses_nothing_and_ignores_nothing(mae, folder):
     _, said = transformers.AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
-    assert not said["missing_keys"] and not said["unexpected_keys"] and not said["mismatched_keys"]
+    assert not said["missing_keys"] and not said["mismatched_keys"]
+    # Keras Hub asks for a pooler, which transformers' class with an MLM head has not.
+    assert all("pooler" in key for key in said["unexpected_keys"])
 
 
 @pytest.mark.parametrize("hidden_act, atol", [("gelu_new", 1e-5), ("gelu", 2e-3)])
