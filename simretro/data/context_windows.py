@@ -190,10 +190,6 @@ class ContextWindows(EpochDataset):
         """For each language the probability that a batch is of it."""
         return dict(zip(self.languages, self._shares().tolist(), strict=True))
 
-    def is_of(self, tokenizer) -> bool:
-        """Whether the ids are those of this tokenizer, or of one that makes the same."""
-        return tokenizer is self._tokenizer or tokenizer.fingerprint() == self._tokenizer.fingerprint()
-
     def facts(self) -> dict:
         """What decides the batches, as JSON values: a checkpoint keeps it, to notice other data.
 

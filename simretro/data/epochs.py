@@ -21,7 +21,8 @@ class EpochDataset(keras.utils.PyDataset):
     that calls it in `on_epoch_begin`, as `TrainingCheckpoint` does, may do so in each epoch and on all backends; it
     also ends the short pass, which Keras, who counts the batches beforehand, would run beyond.
 
-    A subclass has `_make_plan(epoch)`, what is worked out once for an epoch, and `_make_batch(plan, epoch, index)`.
+    A subclass has `_make_plan(epoch)`, what is worked out once for an epoch, `_make_batch(plan, epoch, index)`, and the
+    `_tokenizer` that the ids are of.
 
     Args:
         batches_per_epoch: int, the same for all epochs.
@@ -74,6 +75,10 @@ class EpochDataset(keras.utils.PyDataset):
         """Batch `index` of an epoch, whatever the data set's position is; with `fixed` of epoch 0."""
         epoch = 0 if self.fixed else epoch
         return self._make_batch(self._plan(epoch), epoch, index)
+
+    def is_of(self, tokenizer) -> bool:
+        """Whether the ids are those of this tokenizer, or of one that makes the same."""
+        return tokenizer is self._tokenizer or tokenizer.fingerprint() == self._tokenizer.fingerprint()
 
     def resume(self, epoch: int, step: int = 0) -> None:
         """Sets the next pass: epoch `epoch`, from its batch `step` on.

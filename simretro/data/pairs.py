@@ -137,10 +137,6 @@ class SimilarPairs(EpochDataset):
         rng = np.random.default_rng([self.seed, BATCH_STREAM, epoch, index])
         return self._maker.make(plan.first[chosen], plan.second[chosen], rng, at_least)
 
-    def is_of(self, tokenizer) -> bool:
-        """Whether the ids are those of this tokenizer, or of one that makes the same."""
-        return tokenizer is self._tokenizer or tokenizer.fingerprint() == self._tokenizer.fingerprint()
-
     def facts(self) -> dict:
         """What decides the batches, as JSON values: a checkpoint keeps it, to notice other data.
 

@@ -171,10 +171,6 @@ class QueryPassages(EpochDataset):
         """Examples of an epoch, what `drop_remainder` drops included."""
         return self._examples.num_windows
 
-    def is_of(self, tokenizer) -> bool:
-        """Whether the ids are those of this tokenizer, or of one that makes the same."""
-        return tokenizer is self._tokenizer or tokenizer.fingerprint() == self._tokenizer.fingerprint()
-
     def facts(self) -> dict:
         """What decides the batches, as JSON values: a checkpoint keeps it, to notice other data.
 

@@ -1,7 +1,7 @@
 """CCP, contrastive context prediction: sentences that stand near one another in a document are close in space."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import ClassVar
 
 import keras
 from keras import ops
@@ -11,7 +11,7 @@ from simretro.data.epochs import EpochDataset
 from simretro.layers import MemoryBank, ProjectionHead
 from simretro.losses import context_loss, context_pairs
 from simretro.methods.encoder_method import EncoderMethod, count_labels
-from simretro.models import SentenceEncoder, load_pretrained, write_folder
+from simretro.models import SentenceEncoder
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
 from simretro.training.distribution import gather_rows
@@ -27,11 +27,6 @@ _CHOICES = {
 }
 _HEAD_SETTINGS = ("projection_size", "batch_norm")
 _BANK_SETTINGS = ("bank_size", "bank_kind", "languages", "projection_size", "similarity")
-_SETTINGS = (
-    *("bank_size", "temperature", "window_sentences", "languages", "pooling", "encode_pooling", "projection_size"),
-    *("batch_norm", "warmup_updates", "similarity", "negatives", "exclude_positives", "bank_kind", "enqueue"),
-    *("mask_same_document", "synchronized", "maxlen"),
-)
 _ROWS = ("document_ids", "sentence_positions", "language_ids", "sides", "sentence_keys")
 
 
@@ -81,6 +76,14 @@ class CCP(EncoderMethod):
         Retrieval".
     """
 
+    facts_name = "ccp"
+    encoder_options: ClassVar = {"with_mlm": "linear"}
+    settings_names = (
+        *("bank_size", "temperature", "window_sentences", "languages", "pooling", "encode_pooling", "projection_size"),
+        *("batch_norm", "warmup_updates", "similarity", "negatives", "exclude_positives", "bank_kind", "enqueue"),
+        *("mask_same_document", "synchronized", "maxlen"),
+    )
+    folder_format = "sentence-transformers"
     rows_per_example = 2  # a sentence and its context, which `micro_batches` must not part
 
     def __init__(
@@ -131,7 +134,7 @@ class CCP(EncoderMethod):
                 f"received {batch_norm!r}."
             )
         super().__init__(encoder, tokenizer, maxlen, chunk_size, ("mlm", "context"), ("mlm", "context"), name)
-        for setting in _SETTINGS:
+        for setting in self.settings_names:
             setattr(self, setting, given[setting])
         self.languages = _checked_languages(languages)
         self._chance = keras.metrics.Mean("context_chance")
@@ -314,89 +317,23 @@ class CCP(EncoderMethod):
 
     # Files
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        revision: str | None = None,
-        new_parts: tuple[str, ...] = (),
-        dropout_rate: float | None = None,
-        recompute: bool = False,
-        dtype: str | None = None,
-        **settings,
-    ) -> "CCP":
-        """Loads what `save_pretrained` wrote, head and bank included, or any encoder to start from.
-
-        Args:
-            name_or_path: see `simretro.checkpoints.read_checkpoint`. Where there is no head, it gets new weights.
-            revision: of a model on the hub.
-            new_parts: ("mlm_head",) if the checkpoint may lack it: it gets new weights.
-            dropout_rate: replaces the dropout rates of the config.
-            recompute: bool; True trains with less memory and a third more work, see `TransformerBlock`.
-            dtype: Keras dtype policy.
-            settings: arguments of the constructor in place of those saved. A bank of another size, kind or languages
-                than the one saved starts empty.
-        Raises: ValueError if the saved head is of another kind than `settings` ask for.
-        """
-        encoder, tokenizer, facts, parts = load_pretrained(
-            name_or_path,
-            with_mlm="linear",
-            revision=revision,
-            new_parts=new_parts,
-            dropout_rate=dropout_rate,
-            recompute=recompute,
-            dtype=dtype,
-        )
-        saved = facts.get("ccp", {})
-        ccp = cls(encoder, tokenizer, **{**saved, **settings})
-        now = ccp._settings()
-        different = [key for key in _HEAD_SETTINGS if key in saved and saved[key] != now[key]]
-        if "head" in parts and different:
-            raise ValueError(
-                f"{name_or_path} holds a head of another kind: "
-                + ", ".join(f"`{key}` is {saved[key]!r} there" for key in different)
-                + ". Leave that as it is there; or take the encoder alone, "
-                "`build_transformer_model(checkpoint=..., with_mlm='linear')`."
-            )
-        if "head" in parts:
-            load_part(ccp.head, parts["head"], str(name_or_path))
-        if ccp.bank is not None and "bank" in parts and all(saved.get(key) == now[key] for key in _BANK_SETTINGS):
-            load_part(ccp.bank, parts["bank"], str(name_or_path))
-        return ccp
-
-    def save_pretrained(
-        self, folder: str | Path, facts: dict | None = None, format: str = "sentence-transformers"
-    ) -> None:
-        """Writes a folder that serves as an encoder and to go on from: with it are the MLM head, head and bank.
-
-        Args:
-            folder: path; replaces an older one only when everything is written.
-            facts: JSON values worth knowing of the training.
-            format: "sentence-transformers" (sentence-transformers, transformers, Keras Hub and simretro load it) or
-                "simretro"; "huggingface" and "tf1" hold neither head nor bank.
-        Raises: ValueError for an unknown format.
-        """
-        facts = {**(facts or {}), "ccp": self._settings()}
-        if self.tokenizer is not None:
-            facts["sentence_encoder"] = self.sentence_encoder.settings()
+    def _kept_parts(self):
         parts = {"head": export_part(self.head)}
         if self.bank is not None:
             parts["bank"] = export_part(self.bank)
-        write_folder(folder, self.encoder, self.tokenizer, facts, format, parts)
+        return parts
+
+    def _load_parts(self, parts, saved, source):
+        """A bank of another size, kind or languages than the one saved starts empty."""
+        if "head" in parts:
+            self._refuse_other_kind("head", _HEAD_SETTINGS, saved, source)
+            load_part(self.head, parts["head"], source)
+        now = self._settings()
+        if self.bank is not None and "bank" in parts and all(saved.get(key) == now[key] for key in _BANK_SETTINGS):
+            load_part(self.bank, parts["bank"], source)
 
     def _settings(self):
-        settings = {name: getattr(self, name) for name in _SETTINGS}
-        return settings | {"languages": self.languages and list(self.languages)}  # as JSON gives it back
-
-    def get_config(self):
-        """The tokenizer is no part of a `.keras` file: use `save_pretrained` to keep it."""
-        encoder = keras.saving.serialize_keras_object(self.encoder)
-        return {"name": self.name, "encoder": encoder, "chunk_size": self.chunk_size, **self._settings()}
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        encoder = keras.saving.deserialize_keras_object(config["encoder"], custom_objects=custom_objects)
-        return cls(**{**config, "encoder": encoder})
+        return super()._settings() | {"languages": self.languages and list(self.languages)}  # as JSON gives it back
 
 
 def _checked_languages(languages):
