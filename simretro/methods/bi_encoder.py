@@ -10,7 +10,7 @@ from keras import ops
 from simretro.arguments import check_int, warn
 from simretro.data.query_passages import QueryPassages
 from simretro.losses import contrastive_loss, known_positives
-from simretro.methods.encoder_method import EncoderMethod
+from simretro.methods.encoder_method import EncoderMethod, array_of
 from simretro.models import SentenceEncoder, build_transformer_model, export_weights, load_pretrained, write_folder
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.pooling import check_pooling, new_projection, text_vectors
@@ -243,12 +243,9 @@ class BiEncoder(EncoderMethod):
         return self._sentence_encoder("passage", self.passage_maxlen or self.maxlen)
 
     def _sentence_encoder(self, kind, maxlen):
-        if self.tokenizer is None:
-            raise ValueError(
-                f"This BiEncoder has no tokenizer. Set `{self.name}.tokenizer`, or pass it when constructing."
-            )
+        tokenizer = self._tokenizer_for_texts()
         encoder, projection = self._tower(kind)
-        return SentenceEncoder(encoder, self.tokenizer, self.pooling, self.similarity == "cosine", maxlen, projection)
+        return SentenceEncoder(encoder, tokenizer, self.pooling, self.similarity == "cosine", maxlen, projection)
 
     def encode_queries(
         self,
@@ -366,12 +363,8 @@ class BiEncoder(EncoderMethod):
 
 
 def _of(x, key):
-    if key not in x:
-        raise ValueError(
-            f"The batch lacks `{key}`: batches must be those of `simretro.data.QueryPassages`, with "
-            f"{', '.join(f'`{name}`' for name in _ARRAYS)}. It has {', '.join(f'`{name}`' for name in x)}."
-        )
-    return x[key]
+    names = ", ".join(f"`{name}`" for name in _ARRAYS)
+    return array_of(x, key, f"batches must be those of `simretro.data.QueryPassages`, with {names}")
 
 
 def _with_prefix(prefix, texts):

@@ -10,7 +10,7 @@ from simretro.arguments import check_int
 from simretro.data.epochs import EpochDataset
 from simretro.layers import MemoryBank, ProjectionHead
 from simretro.losses import context_loss, context_pairs
-from simretro.methods.encoder_method import EncoderMethod, count_labels
+from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels
 from simretro.models import SentenceEncoder
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
@@ -349,9 +349,4 @@ def _count(mask):
 
 
 def _of(x, key):
-    if key not in x:
-        raise ValueError(
-            f"The batch lacks `{key}`: batches must be those of `simretro.data.ContextWindows`. It has "
-            f"{', '.join(f'`{name}`' for name in x)}."
-        )
-    return x[key]
+    return array_of(x, key, "batches must be those of `simretro.data.ContextWindows`")

@@ -137,12 +137,15 @@ class EncoderMethod(AdditiveLossModel):
     # Use
 
     def _pretrained_encoder(self, pooling, normalize=True) -> SentenceEncoder:
+        return SentenceEncoder(self.encoder, self._tokenizer_for_texts(), pooling, normalize, self.maxlen)
+
+    def _tokenizer_for_texts(self):
         if self.tokenizer is None:
             raise ValueError(
                 f"This {type(self).__name__} has no tokenizer. Set `{self.name}.tokenizer`, or pass it when "
                 "constructing."
             )
-        return SentenceEncoder(self.encoder, self.tokenizer, pooling, normalize, self.maxlen)
+        return self.tokenizer
 
     @property
     def sentence_encoder(self) -> SentenceEncoder:
@@ -258,6 +261,13 @@ def _with_tokenizer(make, arguments, tokenizer):
     method = make(*arguments)
     method.tokenizer = tokenizer
     return method
+
+
+def array_of(x, key, advice):
+    """`x[key]`; raises ValueError with the advice where the batch lacks it."""
+    if key not in x:
+        raise ValueError(f"The batch lacks `{key}`: {advice}. It has {', '.join(f'`{name}`' for name in x)}.")
+    return x[key]
 
 
 def count_labels(labels):

@@ -8,7 +8,7 @@ from keras import ops
 from simretro.arguments import check_int
 from simretro.layers import DecoderMask
 from simretro.losses import bag_of_words_loss, max_pooled_logits
-from simretro.methods.encoder_method import EncoderMethod, count_labels
+from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels
 from simretro.models import SentenceEncoder
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
@@ -259,6 +259,4 @@ class RetroMAE(EncoderMethod):
 
 
 def _of(x, key, advice="batches must be those of `simretro.data.MaskedDocuments`"):
-    if key not in x:
-        raise ValueError(f"The batch lacks `{key}`: {advice}. It has {', '.join(f'`{name}`' for name in x)}.")
-    return x[key]
+    return array_of(x, key, advice)

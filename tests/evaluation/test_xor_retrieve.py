@@ -97,6 +97,7 @@ def test_searches_a_table_of_passages(tmp_path):
     assert result.predictions[0]["lang"] == "ja"
 
 
+@pytest.mark.parity
 def test_reference_tokenizer():
     pytest.importorskip("nltk")
     try:

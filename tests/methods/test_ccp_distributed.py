@@ -1,34 +1,17 @@
 """Two devices pre-train as one does on the whole batch: one bank, one batch's statistics, negatives of both."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.methods.two_devices import train
+
 STATE = ("bank/vectors", "bank/pointer", "bank/filled", "moving_mean", "moving_variance", "phase", "updates")
-
-
-def train(folder, replicas):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, Path(__file__).with_name("mirrored_ccp.py"), folder, str(replicas)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {path.name.split("-")[0]: result(path) for path in folder.glob(f"*-{replicas}.npz")}
-
-
-def result(path):
-    return json.loads(path.with_suffix(".json").read_text()), dict(np.load(path))
 
 
 @pytest.mark.distributed
 def test_two_devices_equal_one(tmp_path):
     """Variables (so gradients) and all logs agree, with a torn pair in a short batch, and after a resume."""
-    one, two = train(tmp_path, 1), train(tmp_path, 2)
+    one, two = train("mirrored_ccp.py", tmp_path, 1), train("mirrored_ccp.py", tmp_path, 2)
     for name in ("together", "by_target"):
         (logs, variables), (other_logs, other_variables) = one[name], two[name]
         assert set(logs) == {

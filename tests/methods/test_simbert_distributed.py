@@ -1,6 +1,5 @@
 """Two devices train as one does on the whole batch."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,26 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def train(folder, replicas):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, Path(__file__).with_name("mirrored_simbert.py"), folder, str(replicas)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: result(folder, name, replicas) for name in ("whole", "resumed")}
-
-
-def result(folder, name, replicas):
-    logs = json.loads((folder / f"{name}-{replicas}.json").read_text())
-    return logs, dict(np.load(folder / f"{name}-{replicas}.npz"))
+from tests.methods.two_devices import ROOT, train
 
 
 @pytest.mark.distributed
 def test_two_devices_equal_one(tmp_path):
     """Weights (so gradients) and all logs agree, with a torn pair in the short last batch, and after a resume."""
-    one, two = train(tmp_path, 1), train(tmp_path, 2)
+    one, two = train("mirrored_simbert.py", tmp_path, 1), train("mirrored_simbert.py", tmp_path, 2)
     (logs, weights), (other_logs, other_weights) = one["whole"], two["whole"]
     assert set(logs) == {
         "loss",
