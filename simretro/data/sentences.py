@@ -1,6 +1,7 @@
 """Texts of many scripts cut into sentences."""
 
 import importlib.metadata
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 _MARKS = "。！？｡．؟۔।॥።፧၊။។།"
 _EAST_ASIAN = "\u2e80"  # from here on in Unicode, scripts without spaces between words
 _CLOSING = "\"'”’»)]}」』）】》〉"
+_PARAGRAPH = re.compile(r"(?<=\u2029)")
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 _BLANK_LINE = re.compile(r"\n\s*\n\s*$|\u2029\s*$")
 # "1.", "IV.", "M.", "डॉ.": a number of a list or a title, not a sentence.
 _LABEL = re.compile(r"\s*[(\[]?(?:\d{1,3}|[^\s\d]{1,2})[.)]\s*")
@@ -69,7 +72,11 @@ def _segment(language, text):
             'Cutting texts into sentences needs sentencex: `pip install "simretro[ccp]"`. Or give documents with '
             "`sentences`, or a `split` of your own."
         ) from error
-    return segment(language, text)
+    # sentencex 1.0 panics at "B\u3000.": it takes one byte from a wide space. It also sees paragraphs by lines alone.
+    paragraphs = _PARAGRAPH.split(text)
+    pieces = [piece for paragraph in paragraphs for piece in segment(language, _WIDE_SPACE.sub(" ", paragraph))]
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _rules_version():

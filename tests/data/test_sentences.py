@@ -54,6 +54,15 @@ def test_variants_of_a_language_have_its_rules(language):
     assert sentences_of("O Sr. João veio. Sim.", language) == ["O Sr. João veio.", "Sim."]
 
 
+@pytest.mark.parametrize("space", ["\xa0", "\x85", "\u2003", "\u2028", "\u2029", "\u3000"])
+def test_wide_spaces(space):
+    """sentencex alone panics here, with an exception that `except Exception` does not catch."""
+    text = f"Plan{space}B{space}. It{space}works."
+    sentences = sentences_of(text)
+    assert sentences[-1] == ("works." if space == "\u2029" else f"It{space}works.")
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
 def test_lines():
     assert sentences_of("A wrapped\nline goes on. And\r\non.\r\n\r\nEnd") == [
         "A wrapped\nline goes on.",
@@ -82,6 +91,7 @@ TEXTS = st.text(st.sampled_from("aB1 .!?\n。！।؟۔“”()«»…'-.éж好
 @given(TEXTS, st.sampled_from(["en", "zh", "ja", "hi", "ar", "fr", "th", "xx"]))
 @settings(deadline=None, max_examples=300)
 @example("", "en")
+@example("B\u2029.", "en")
 @example("a.\u2028b.\x85c.\x0bd. \x1ce", "en")
 def test_nothing_but_white_space_is_lost(text, language):
     sentences = sentences_of(text, language)
