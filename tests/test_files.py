@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro import files
@@ -65,7 +65,6 @@ class Breaking:
 ERRORS = st.sampled_from([OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 
 
-@settings(deadline=None)
 @given(st.none() | CONTENTS, CONTENTS, st.integers(0, 25), ERRORS)
 def test_folder_is_the_old_or_the_new_one(old, new, nth, error):
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(record=True) as told:
@@ -94,7 +93,6 @@ def test_folder_is_the_old_or_the_new_one(old, new, nth, error):
         assert not files._open_folders
 
 
-@settings(deadline=None)
 @given(st.none() | st.binary(max_size=20), st.binary(max_size=20), st.integers(0, 8), ERRORS)
 def test_file_is_the_old_or_the_new_one(old, new, nth, error):
     with tempfile.TemporaryDirectory() as place:

@@ -1,10 +1,10 @@
 """Reader of SimBERT's training files: a group of texts that mean the same on each line."""
 
-import codecs
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from simretro.data.records import check_text, iter_lines, parse_object, short
 
 _EXAMPLE = '{"text": "...", "synonyms": ["...", "..."]}'
 
@@ -31,7 +31,8 @@ class Group(NamedTuple):
 def iter_groups(path: str | Path) -> Iterator[Group]:
     """Reads groups one by one: JSON lines in UTF-8 with the keys `text` (str) and `synonyms` (list of str).
 
-    Lines end at "\\n" only, a byte order mark and blank lines are skipped, other keys are ignored.
+    Lines end at "\\n" only, a byte order mark and blank lines are skipped, other keys are ignored; a file whose name
+    ends in `.gz` is unpacked on the way.
 
     Args:
         path: file to read.
@@ -41,13 +42,9 @@ def iter_groups(path: str | Path) -> Iterator[Group]:
         OSError: if the file cannot be read.
     """
     found = False
-    with open(path, "rb") as file:
-        for line, raw in enumerate(file, start=1):  # a binary file is split at b"\n" and nowhere else
-            if line == 1:
-                raw = raw.removeprefix(codecs.BOM_UTF8)
-            if raw.strip():
-                found = True
-                yield _parse(raw, str(path), line)
+    for line, text in iter_lines(path):
+        found = True
+        yield _parse(text, str(path), line)
     if not found:
         raise ValueError(f"{path}: the file holds no records; it must have one JSON object a line, as {_EXAMPLE}.")
 
@@ -77,11 +74,11 @@ def as_groups(groups: str | Path | Iterable) -> Iterator[Group]:
             group = group._replace(line=number)
         if len(group.texts) < 2:
             raise ValueError(
-                f"{group.place}: a group must have at least two texts; received {_short(group.texts)}. Add a text that "
+                f"{group.place}: a group must have at least two texts; received {short(group.texts)}. Add a text that "
                 "means the same, or leave the group out."
             )
         for text in group.texts:
-            _check_text(text, group.place, "a text")
+            _check(text, group.place, "a text")
         yield group
     if not found:
         raise ValueError("`groups` must hold at least one group; received none.")
@@ -91,62 +88,32 @@ def _sequence(group, number):
     # A str is a sequence of its characters: each would silently become a text.
     if isinstance(group, str | bytes | dict) or not isinstance(group, Iterable):
         raise ValueError(
-            f"group {number}: must be a `Group` or a list of str; received {type(group).__name__} {_short(group)}. "
+            f"group {number}: must be a `Group` or a list of str; received {type(group).__name__} {short(group)}. "
             "Give the path of a file as a str, and records as lists of their texts."
         )
     return tuple(group)
 
 
-def _parse(raw, path, line):
+def _parse(text, path, line):
     place = f"{path}, line {line}"
-    try:
-        text = raw.decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{place}: is not UTF-8 (byte {error.start}: {error.reason}); received {_short(raw)}. Save it as UTF-8."
-        ) from None
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers that are too long, brackets that are too deep
-        reason = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ValueError(
-            f"{place}: must be one whole JSON object, as {_EXAMPLE}, but {reason}; received "
-            f"{_short(text)}. Write a line break within a text as \\n: raw ones, as in the sample file published with "
-            "SimBERT, cut a record into lines that are no JSON."
-        ) from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{place}: must be a JSON object, as {_EXAMPLE}; received {_short(text)}.")
+    record = parse_object(text, place, _EXAMPLE)
     for key in ("text", "synonyms"):
         if key not in record:
-            raise ValueError(f"{place}: has no `{key}`; received {_short(text)}. A record must be as {_EXAMPLE}.")
+            raise ValueError(f"{place}: has no `{key}`; received {short(text)}. A record must be as {_EXAMPLE}.")
     synonyms = record["synonyms"]
     if not isinstance(synonyms, list):
-        raise ValueError(f"{place}: `synonyms` must be a list of str; received {_short(synonyms)}. Put it in brackets.")
+        raise ValueError(f"{place}: `synonyms` must be a list of str; received {short(synonyms)}. Put it in brackets.")
     if not synonyms:
         raise ValueError(
             f"{place}: `synonyms` must hold at least one text; received []. Add a text that means the same, or leave "
             "the record out."
         )
-    _check_text(record["text"], place, "`text`")
+    _check(record["text"], place, "`text`")
     for synonym in synonyms:
-        _check_text(synonym, place, "each of `synonyms`")
+        _check(synonym, place, "each of `synonyms`")
     return Group((record["text"], *synonyms), path, line)
 
 
-def _check_text(text, place, what):
-    if not isinstance(text, str):
-        raise ValueError(f"{place}: {what} must be a str; received {type(text).__name__} {_short(text)}.")
-    if not text.strip():
+def _check(text, place, what):
+    if not check_text(text, place, what).strip():
         raise ValueError(f"{place}: {what} must not be empty; received {text!r}. Leave it out of the record.")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{place}: {what} must be valid Unicode; received {_short(text)} with half a surrogate pair at character "
-            f"{error.start}. Write the whole character."
-        ) from None
-
-
-def _short(value):
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f"{shown[:117]}..."

@@ -80,7 +80,7 @@ def parse_object(text: str, place: str, example: str) -> dict:
         reason = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(
             f"{place}: must be one whole JSON object, as {example}, but {reason}; received {short(text)}. Write a line "
-            "break within a text as \\n."
+            "break within a text as \\n: raw ones cut a record into lines that are no JSON."
         ) from None
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, as {example}; received {short(text)}.")

@@ -23,7 +23,7 @@ def clouds(draw):
     return [unit_rows(rng.standard_normal((size, dimension))) for size in sizes]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(clouds(), st.integers(1, 12), st.integers(1, 100))
 def test_blocked_equals_unblocked_and_brute_force(sides, k, block):
     scores = brute_force(*sides, k)
@@ -41,7 +41,7 @@ def test_blocked_equals_unblocked_and_brute_force(sides, k, block):
         np.testing.assert_array_equal(whole[0][1], blocked[0][1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(clouds(), st.integers(1, 12))
 def test_a_common_rotation_changes_no_neighbour_and_sides_can_be_exchanged(sides, k):
     rotation, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((sides[0].shape[1],) * 2))

@@ -8,7 +8,7 @@ from simretro.calibration.csls import unit_rows
 from tests.calibration.clouds import meanings, random_rotation
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 20), st.integers(1, 8), st.integers(0, 8))
 def test_procrustes_recovers_a_rotation_from_enough_pairs(seed, dimension, more):
     rng = np.random.default_rng(seed)
@@ -19,7 +19,7 @@ def test_procrustes_recovers_a_rotation_from_enough_pairs(seed, dimension, more)
     np.testing.assert_allclose(found.determined, found.matrix, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 20), st.integers(0, 5))
 def test_what_few_pairs_leave_open_is_turned_as_little_as_possible(seed, count):
     rng = np.random.default_rng(seed)

@@ -123,7 +123,7 @@ SHAPES = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=8), min_size=
 
 
 @given(SHAPES, SHAPES, st.integers(1, 4), st.integers(2, 6), st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_pairs_are_near_and_of_one_document(first, second, window, pairs, epoch):
     sources = {"en": documents_of(first), "de": documents_of(second, 2000)}
     # The ids of a sentence, which no other one has, tell where it stands.
@@ -207,7 +207,7 @@ def test_centres_come_once_before_any_comes_again():
 
 
 @given(st.integers(0, 30), st.integers(1, 20), st.integers(1, 8), st.integers(1, 5), st.integers(0, 5))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_no_batch_has_an_item_twice(num_batches, num_items, size, window, seed):
     drawn = draw_batches(num_batches, num_items, size, rng(seed))
     lengths = rng(seed).integers(1, 50, num_items)
@@ -334,7 +334,7 @@ def test_batches_are_a_function_of_seed_epoch_and_index():
 
 
 @given(st.integers(0, 3), st.integers(0, 10))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_resumed_pass_is_the_tail_of_the_whole_one(epoch, step):
     sources = two_languages()
     data, other = (quiet(sources, TOKENIZER, 8, batches_per_epoch=10) for _ in range(2))

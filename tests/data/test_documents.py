@@ -186,7 +186,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 @given(st.lists(st.tuples(TEXTS, st.none() | TEXTS), min_size=1, max_size=8), st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_is_written_is_read(tmp_path_factory, records, packed):
     folder = tmp_path_factory.mktemp("documents")
     lines = [json.dumps({"text": text, "title": title}, ensure_ascii=False) for text, title in records]
@@ -219,7 +219,6 @@ def test_sentences(parts):
 
 
 @given(st.text(st.sampled_from('aB.!?。”" \n\r\t3'), max_size=60))
-@settings(deadline=None)
 def test_sentences_together_are_the_text(text):
     parts = split_sentences(text)
     assert "".join(parts) == text and all(parts)

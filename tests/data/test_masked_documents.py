@@ -89,7 +89,7 @@ def test_a_batch_by_hand():
     st.booleans(),
     st.sampled_from([1, 8]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_epoch_has_every_token_once(sizes, rows, maxlen, concatenate, multiple):
     documents = [" ".join(f"w{(7 * n + i) % 1000}" for i in range(size)) for n, size in enumerate(sizes)]
     settings = {"concatenate": concatenate, "length_multiple": multiple, **ALL}
@@ -175,7 +175,7 @@ def test_batches_are_a_function_of_seed_epoch_and_index():
 
 
 @given(st.integers(0, 3), st.integers(0, 10))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_resumed_pass_is_the_tail_of_the_whole_one(epoch, step):
     documents = many_documents(75)
     data, other = (MaskedDocuments(documents, TOKENIZER, 8) for _ in range(2))
@@ -259,7 +259,7 @@ def test_rates_and_eighty_ten_ten():
 @given(
     st.lists(st.sampled_from(["w1", "un+believ+able", "?", "un+able"]), min_size=1, max_size=30), st.floats(0.05, 0.95)
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_words_are_masked_whole(words, rate):
     data = MaskedDocuments([" ".join(words)], TOKENIZER, maxlen=20, mask_rate=rate, **ALL)
     for epoch in range(3):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.data import SimilarPairs
@@ -51,7 +51,6 @@ def test_rate_of_each_row():
 
 
 @given(st.lists(st.lists(st.integers(-1, 4), min_size=3, max_size=3), min_size=1, max_size=5), st.floats(0, 1))
-@settings(deadline=None)
 def test_whole_units_and_nothing_else(units, rate):
     units = np.array(units)
     masked = choose_masked(units, rate, rng(1))

@@ -92,7 +92,7 @@ def test_a_batch_by_hand():
     drop_remainder=st.booleans(),
     seed=st.integers(0, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_group_once_an_epoch(sizes, pairs_per_batch, drop_remainder, seed):
     groups = [group_of(number, lengths) for number, lengths in enumerate(sizes)]
     if drop_remainder and len(groups) < pairs_per_batch:
@@ -119,7 +119,7 @@ SHARING = st.lists(st.lists(TEXTS, min_size=2, max_size=4), min_size=2, max_size
 
 
 @given(SHARING, st.integers(2, 6), st.integers(1, 3), st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_no_false_negatives_where_groups_share_texts(groups, pairs_per_batch, pairs_per_group, drop_remainder):
     ids = [group for group in ids_of(groups) if len(group) > 1]
     usable = sum(min(pairs_per_group, len(group) // 2) for group in ids)
@@ -176,7 +176,7 @@ def test_four_groups_and_batches_of_eight_pairs():
 
 
 @given(st.integers(2, 5), st.integers(2, 9), st.integers(2, 12), st.integers(0, 5))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_several_pairs_of_a_group_are_disjoint_and_apart(pairs_per_group, pairs_per_batch, num_groups, seed):
     rng = np.random.default_rng(seed)
     groups = [group_of(g, [3] * rng.integers(2, 12)) for g in range(num_groups)]
@@ -278,7 +278,6 @@ def test_full_batches_where_pairs_are_dropped():
 
 
 @given(st.integers(1, 200), st.integers(2, 20), st.integers(1, 30), st.booleans())
-@settings(deadline=None)
 def test_batch_sizes(num_pairs, pairs_per_batch, min_batches, drop_remainder):
     sizes = batch_sizes(num_pairs, pairs_per_batch, min_batches, drop_remainder)
     if drop_remainder:
@@ -317,7 +316,7 @@ def test_batches_are_a_function_of_seed_epoch_and_index():
 
 
 @given(st.integers(0, 3), st.integers(0, 9))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_resumed_pass_is_the_tail_of_the_whole_one(epoch, step):
     data = SimilarPairs(many_groups(70), TOKENIZER, 8, mlm_rate=0.2)
     assert len(data) == 9

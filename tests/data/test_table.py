@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.data import SimilarPairs, conflicts, table
@@ -55,7 +55,6 @@ def by_hand(groups):
 
 
 @given(GROUPS, st.integers(1, 4))
-@settings(deadline=None)
 def test_table_is_what_texts_one_by_one_give(groups, groups_at_a_time):
     kept = by_hand(groups)
     at_a_time = table._GROUPS_AT_A_TIME
@@ -81,7 +80,6 @@ def test_table_is_what_texts_one_by_one_give(groups, groups_at_a_time):
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=60), st.integers(3, 20))
-@settings(deadline=None)
 def test_shared_texts_are_found_part_by_part(hashes, at_a_time):
     hashes, starts = np.array(hashes, "uint64"), np.arange(len(hashes) + 1)
     whole, before = find_shared(hashes, starts), table._HASHES_AT_A_TIME

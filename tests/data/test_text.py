@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.data import sequence_padding, text_segmentate, truncate_sequences
@@ -80,7 +80,6 @@ def test_many_long_texts_need_few_calls():
 
 
 @given(st.text(alphabet="一a，。 \n1,.!", max_size=60), st.integers(1, 20))
-@settings(deadline=None)
 def test_cut_keeps_a_beginning_within_the_limit(text, limit):
     ids, _ = cut(text, limit)
     whole = "".join(text.split())

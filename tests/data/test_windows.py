@@ -27,7 +27,7 @@ SIZES = st.lists(st.integers(1, 30) | st.integers(1, 2000), min_size=1, max_size
 
 
 @given(SIZES, st.integers(1, 70), st.integers(1, 200), st.integers(1, 5), st.sampled_from([1, 8, 16]), st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_every_token_is_in_one_window(sizes, capacity, sentence, word, multiple, concatenate):
     table = table_of(sizes, sentence, word)
     windows = Windows(table, capacity, length_multiple=multiple, concatenate=concatenate)

@@ -98,7 +98,7 @@ def grouped(draw):
     return np.array(vectors, "float64"), group_ids, texts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(grouped(), st.sampled_from([0, 0.4, 0.5, 1]), st.sampled_from(["pessimistic", "optimistic"]))
 def test_equals_brute_force_dense_sparse_and_in_blocks(case, max_overlap, ties):
     vectors, group_ids, texts = case
@@ -111,7 +111,7 @@ def test_equals_brute_force_dense_sparse_and_in_blocks(case, max_overlap, ties):
         assert result.num_queries + result.num_skipped == len(texts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grouped(), st.randoms(use_true_random=False), st.floats(0.01, 100))
 def test_order_of_texts_names_of_groups_and_length_of_vectors_do_not_matter(case, random, length):
     vectors, group_ids, texts = case

@@ -47,7 +47,7 @@ def test_depth_and_ties(folder):
     assert result.reciprocal_ranks == {"1": 0.5, "2": 0, "3": 0.5} and result.recalls == {"1": 1, "2": 0, "3": 1}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 20), st.integers(1, 5), st.integers(1, 130))
 def test_equals_trec_eval(seed, num_queries, depth):
     pytrec_eval = pytest.importorskip("pytrec_eval")
@@ -105,7 +105,7 @@ def test_searches_the_collection(folder, packed, block_size):
     assert (again.mrr, again.recall) == (result.mrr, result.recall)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 1 << 20),
     st.integers(1, 40),

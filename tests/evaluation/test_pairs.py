@@ -44,7 +44,7 @@ def test_all_cosines_equal():
     assert pair_metrics([0.5] * 4, [1, 1, 1, 0])[2:] == (0.75, 0.5)  # accept all
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(labelled())
 def test_equals_the_libraries_with_ties(pairs):
     cosines, labels = pairs
@@ -58,7 +58,7 @@ def test_equals_the_libraries_with_ties(pairs):
     assert ((cosines >= metrics.threshold) == labels).mean() == pytest.approx(metrics.accuracy)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(labelled(), st.randoms(use_true_random=False))
 def test_order_of_pairs_and_scale_of_cosines_do_not_matter(pairs, random):
     cosines, labels = pairs

@@ -90,7 +90,7 @@ def test_tie_rule():
     assert ranked({}) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=4), st.sampled_from(TIED_SCORES), max_size=12), st.randoms())
 def test_order_does_not_depend_on_the_order_of_the_dict(scores, random):
     items = list(scores.items())

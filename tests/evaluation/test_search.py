@@ -4,7 +4,15 @@ import sys
 import numpy as np
 import pytest
 
-from simretro.evaluation import RetrievalCollection, bm25_run, evaluate_retrieval, fuse_runs, search_collection
+from simretro.evaluation import (
+    RetrievalCollection,
+    bm25_run,
+    evaluate_retrieval,
+    fuse_runs,
+    search_collection,
+    search_encoded,
+)
+from simretro.retrieval import EncodedCorpus, encode_corpus
 
 DOCUMENTS = {"a": "slip flow of a wing", "b": "flow flow", "empty": "", "c": "heat", "same as b": "flow flow"}
 QUERIES = {"q1": "slip flow", "q2": "heat transfer", "q3": "unknown words"}
@@ -43,6 +51,21 @@ def test_queries_may_have_an_encoder_of_their_own():
     assert [list(found) for found in run.values()] == [["c"]] * 3
 
 
+def test_searches_by_inner_product_where_the_model_was_trained_so():
+    run = search_collection(encode, COLLECTION, similarity="dot", block_size=2)
+    assert run["q1"] == {"a": 2, "b": 2, "same as b": 2, "empty": 0, "c": 0}
+    assert list(run["q1"])[:3] == ["a", "b", "same as b"]  # equal scores: as in the collection
+    result = evaluate_retrieval(encode, COLLECTION, ["RR@10"], similarity="dot")
+    assert result.run == run
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_an_encoded_corpus_gives_the_same_run(similarity, tmp_path):
+    encode_corpus(encode, COLLECTION.documents, tmp_path, similarity=similarity)
+    run = search_encoded(encode, COLLECTION.queries, EncodedCorpus.load(tmp_path), top_k=3)
+    assert run == search_collection(encode, COLLECTION, top_k=3, similarity=similarity)
+
+
 def test_evaluates():
     result = evaluate_retrieval(encode, COLLECTION, ["nDCG@10", "RR@10"])
     # q3 has no vector: all cosines are 0, and by descending id "b" is fourth of five.
@@ -54,7 +77,7 @@ def test_evaluates():
 
 @pytest.mark.parametrize("function, options, message", [
     (encode, {"top_k": 0}, "`top_k`.*0"), (encode, {"top_k": True}, "`top_k`"),
-    (encode, {"block_size": 0}, "`block_size`"),
+    (encode, {"block_size": 0}, "`block_size`"), (encode, {"similarity": "l2"}, "`similarity`.*'l2'"),
     (lambda texts: encode(texts)[:-1], {}, r"`encode` must return a row per text; received shape \(4, 4\) for 5"),
     (lambda texts: encode(texts)[0], {}, r"`encode` must return a row per text; received shape \(4,\)"),
     (lambda texts: encode(texts) * np.nan, {}, "finite"),

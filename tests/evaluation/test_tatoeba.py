@@ -100,7 +100,7 @@ def bitexts(draw):
     return left, np.abs(left + draw(st.floats(0, 2)) * rng.standard_normal(left.shape))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bitexts(), st.sampled_from(["cosine", "csls", "margin"]), st.integers(1, 12), st.integers(1, 200))
 def test_equals_the_definition_in_blocks_sparse_and_dense(sides, retrieval, k, block):
     expected = reference(*sides, retrieval, k)
@@ -112,7 +112,7 @@ def test_equals_the_definition_in_blocks_sparse_and_dense(sides, retrieval, k, b
         np.testing.assert_allclose((result.forward, result.backward), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(bitexts(), st.sampled_from(["cosine", "csls", "margin"]), st.randoms(use_true_random=False), st.floats(0.1, 9))
 def test_order_length_and_exchange_of_the_sides_do_not_matter(sides, retrieval, random, length):
     left, right = sides

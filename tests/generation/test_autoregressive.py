@@ -285,7 +285,7 @@ def brute_force(table, maxlen, vocabulary, minlen=1):
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_wide_beam_finds_the_best_outputs(seed, length_penalty, minlen):
     tables = {}
 
@@ -304,7 +304,7 @@ def test_wide_beam_finds_the_best_outputs(seed, length_penalty, minlen):
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_beam_of_one_is_greedy(seed):
     def table(tokens):
         return np.random.default_rng([seed, *tokens]).dirichlet(np.ones(5))

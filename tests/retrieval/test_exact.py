@@ -48,7 +48,7 @@ def searches(draw):
     return vectors.astype("float32"), queries.astype("float32"), draw(st.integers(1, 140))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(searches(), st.sampled_from([3, 17, 4096]))
 def test_equals_sorting_everything(search, num_rows):
     vectors, queries, topn = search

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.tokenizers import SentencePieceTokenizer, Tokenizer, TruncationWarning, load_tokenizer, save_vocab
@@ -85,14 +85,12 @@ def test_bert_sentences(bert_pair, text):
     assert ours.encode_ragged([text], add_special_tokens=True)[0] == their_ids(theirs, text)
 
 
-@settings(deadline=None)
 @given(text=texts)
 def test_bert_any_text(bert_pair, text):
     ours, theirs = bert_pair
     assert ours.encode_ragged([text], add_special_tokens=True)[0] == their_ids(theirs, text)
 
 
-@settings(deadline=None)
 @given(first=texts, second=second_texts, maxlen=st.integers(3, 30))
 def test_bert_pairs_and_truncation(bert_pair, first, second, maxlen):
     ours, theirs = bert_pair
@@ -178,7 +176,6 @@ def xlmr_pair(xlmr_folder):
 xlmr_texts = second_texts.filter(lambda text: "\x85" not in text)
 
 
-@settings(deadline=None)
 @given(first=xlmr_texts, second=xlmr_texts)
 def test_xlmr_any_text(xlmr_pair, first, second):
     ours, theirs = xlmr_pair

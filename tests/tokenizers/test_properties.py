@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.tokenizers import TruncationWarning
@@ -18,7 +18,6 @@ each_tokenizer = pytest.mark.parametrize("name", ["uncased", "cased", "unigram"]
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(texts, texts), max_size=5), maxlen=st.none() | st.integers(4, 20))
 def test_a_batch_is_its_rows(some_tokenizers, name, rows, maxlen):
     tokenizer = some_tokenizers[name]
@@ -36,7 +35,6 @@ def test_a_batch_is_its_rows(some_tokenizers, name, rows, maxlen):
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(first=texts, second=st.none() | texts, maxlen=st.integers(4, 20))
 def test_truncation_keeps_the_bound_the_specials_and_the_beginning(some_tokenizers, name, first, second, maxlen):
     tokenizer = some_tokenizers[name]
@@ -55,7 +53,6 @@ def test_truncation_keeps_the_bound_the_specials_and_the_beginning(some_tokenize
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
-@settings(deadline=None)
 @given(text=known_texts)
 def test_decoded_text_has_the_same_ids(some_tokenizers, name, text):
     tokenizer = some_tokenizers[name]
@@ -68,7 +65,6 @@ def test_decoded_text_has_the_same_ids(some_tokenizers, name, text):
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(-3, 200), max_size=20), skip=st.booleans())
 def test_decode_takes_any_ids(some_tokenizers, name, ids, skip):
     tokenizer = some_tokenizers[name]
@@ -76,7 +72,6 @@ def test_decode_takes_any_ids(some_tokenizers, name, ids, skip):
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=texts)
 def test_rematch_covers_the_text(some_tokenizers, name, text):
     tokenizer = some_tokenizers[name]
@@ -91,7 +86,6 @@ def test_rematch_covers_the_text(some_tokenizers, name, text):
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=texts)
 def test_words_are_numbered_in_order_and_specials_are_none(some_tokenizers, name, text):
     tokenizer = some_tokenizers[name]
@@ -104,7 +98,6 @@ def test_words_are_numbered_in_order_and_specials_are_none(some_tokenizers, name
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=texts)
 def test_typed_specials_never_become_special(some_tokenizers, name, text):
     tokenizer = some_tokenizers[name]

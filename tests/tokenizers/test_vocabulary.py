@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simretro.tokenizers import load_vocab, save_vocab
@@ -90,7 +90,6 @@ def test_what_would_not_read_back_is_not_saved(tmp_path, tokens):
     assert not (tmp_path / "vocab.txt").exists()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"), max_size=6),
