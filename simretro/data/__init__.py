@@ -15,12 +15,17 @@ _HOMES = {
     "iter_groups": "groups",
     "iter_training_queries": "training_queries",
     "queries_of_collection": "training_queries",
+    "queries_of_columns": "training_formats",
     "read_groups": "groups",
+    "read_id_triples": "training_formats",
+    "read_passages": "training_formats",
+    "read_queries": "training_formats",
     "read_training_queries": "training_queries",
     "sentences_of": "sentences",
     "sequence_padding": "text",
     "text_segmentate": "text",
     "truncate_sequences": "text",
+    "write_training_queries": "query_writer",
 }
 __all__ = sorted(_HOMES)
 

@@ -33,6 +33,7 @@ class QuerySettings:
     length_multiple: int
     window_batches: int
     drop_remainder: bool
+    with_scores: bool
 
     @property
     def rows_per_batch(self) -> int:
@@ -56,6 +57,11 @@ class QuerySettings:
             ("window_batches", 1, "1 does not sort by length"),
         ):
             check_int(name, getattr(self, name), least, why)
+        if self.with_scores and not self.negatives_per_query:
+            raise ValueError(
+                "`negatives_per_query` must be at least 1, since `with_scores` is set: a teacher's score of the "
+                "positive alone says nothing; received 0."
+            )
         for name in ("query_prefix", "passage_prefix"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"`{name}` must be a str; received {getattr(self, name)!r}.")
@@ -81,7 +87,8 @@ class QueryPassages(EpochDataset):
       empty places behind them, `[CLS] [SEP]`;
     - `passage_keys` (B, G): equal for equal passages; -1 at an empty place;
     - `positive_keys` (B, K): the keys of all passages that answer the query, padded with -1; where they are more than
-      a batch has passages, those that are in the batch.
+      a batch has passages, those that are in the batch;
+    - with `with_scores`, `teacher_scores`, float32 (B, G): a teacher's scores of the passages, NaN at an empty place.
 
     L and M are multiples of `length_multiple`, K is the same in all batches. Batches hold passages of like length and
     come in random order. Batch 0 of an epoch is the longest, padded to what a batch can have at most: what does not fit
@@ -107,7 +114,9 @@ class QueryPassages(EpochDataset):
         window_batches: int; examples are sorted by length among so many batches at a time.
         drop_remainder: bool; True: all batches have the same size and random examples that are left over are dropped.
         fixed: bool; True: every pass is epoch 0, for validation data.
-    Raises: ValueError for a bad record, naming its place, or for an argument out of range.
+        with_scores: bool; True: with a teacher's scores, for `BiEncoder(distillation=...)`; see `TrainingQuery`.
+    Raises: ValueError for a bad record, naming its place, for scores that are missing, saying how many and where, or
+        for an argument out of range.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class QueryPassages(EpochDataset):
         window_batches: int = 64,
         drop_remainder: bool = False,
         fixed: bool = False,
+        with_scores: bool = False,
     ):
         settings = QuerySettings(
             queries_per_batch=queries_per_batch,
@@ -140,12 +150,13 @@ class QueryPassages(EpochDataset):
             length_multiple=length_multiple,
             window_batches=window_batches,
             drop_remainder=drop_remainder,
+            with_scores=with_scores,
         )
         settings.check(tokenizer)
         self.settings, self._tokenizer = settings, tokenizer
         self._specials = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
         limits, prefixes = (query_maxlen - 2, passage_maxlen - 2), (query_prefix, passage_prefix)
-        self.table = build_query_table(as_training_queries(source), tokenizer, limits, prefixes)
+        self.table = build_query_table(as_training_queries(source), tokenizer, limits, prefixes, with_scores)
         self._examples = _Examples(self.table, settings)
         if drop_remainder and self.num_examples < queries_per_batch:
             raise ValueError(
@@ -155,6 +166,7 @@ class QueryPassages(EpochDataset):
         self._planner = RowPlanner(self._examples, settings)
         most = int(np.diff(self.table.known_starts).max())
         self._num_keys = round_up(min(most, int(self._planner.sizes.max()) * settings.group_size), _KEYS_MULTIPLE)
+        self._first_facts = None  # before the first `replace`
         super().__init__(len(self._planner.sizes), fixed)
         for note in [*self.table.notes, *self._examples.notes]:
             warn(note)
@@ -176,10 +188,43 @@ class QueryPassages(EpochDataset):
 
         Of the texts their numbers: reading them all again for a checksum would take too long for large files.
         """
+        if self._first_facts is not None:
+            return self._first_facts
         table = self.table
         facts = {"queries": table.num_queries, "positives": len(table.positives), "negatives": len(table.negatives)}
         facts |= {"tokens": len(table.queries.token_ids) + len(table.passages.token_ids)}
+        if self.settings.with_scores:
+            scores = table.positive_scores, table.negative_scores
+            facts["teacher_scores"] = float(sum(part.sum(dtype="float64") for part in scores))
         return {**facts, **asdict(self.settings), "tokenizer": self._tokenizer.fingerprint()}
+
+    def replace(self, source: str | Path | Iterable[TrainingQuery]) -> None:
+        """Takes other negatives for the same queries, for all batches from now on: call it between epochs.
+
+        See `simretro.training.HardNegativeMining`. `facts` stay those of the data that the training began with.
+
+        Args:
+            source: as of the constructor, with the same queries and positives in the same order.
+        Raises: ValueError if they are others; or if a passage is longer than all before where these had one length,
+            which Keras has taken for fixed.
+        """
+        new = QueryPassages(source, self._tokenizer, **asdict(self.settings), fixed=self.fixed)
+        before, now = _questions(self.table), _questions(new.table)
+        if not all(map(np.array_equal, before, now)) or new._num_keys != self._num_keys:
+            raise ValueError("`source` must have the queries and positives of the data that are being trained on.")
+        if not self._planner.varies:
+            if new._planner.max_length > self._planner.max_length:
+                raise ValueError(
+                    f"`source` has passages of {new._planner.max_length} tokens, but all batches had "
+                    f"{self._planner.max_length}, which cannot change within `fit`. Begin with negatives that are as "
+                    "long, or give a smaller `passage_maxlen`."
+                )
+            new._planner.varies, new._planner.max_length = False, self._planner.max_length
+        new._examples.queries_vary &= self._examples.queries_vary
+        self._first_facts = self.facts()
+        with self._lock:
+            self.table, self._examples, self._planner = new.table, new._examples, new._planner
+            self._plans.clear()
 
     def _make_plan(self, epoch):
         return self._planner.plan(epoch)
@@ -187,19 +232,23 @@ class QueryPassages(EpochDataset):
     def _make_batch(self, plan, epoch, index) -> dict[str, np.ndarray]:
         table, examples = self.table, self._examples
         chosen = plan.starts[slice(*plan.batch_starts[index : index + 2])]
-        queries, passages = chosen[:, 0], chosen[:, 1:]
+        queries, places = chosen[:, 0], chosen[:, 1:]
+        passages = by_place(places, table.positives, table.negatives, -1)
         texts = table.query_texts[queries]
         whole = index == 0
         query_width = self._width(table.queries, texts, examples.max_query, whole or not examples.queries_vary)
         width = self._width(table.passages, passages, self._planner.max_length, whole or not self._planner.varies)
         keys = np.where(passages < 0, -1, table.passages.keys[passages])
         rows = table.passages.rows(passages.ravel(), width, self._specials)
-        return {
+        batch = {
             "query_token_ids": table.queries.rows(texts, query_width, self._specials),
             "passage_token_ids": rows.reshape(*passages.shape, width),
             "passage_keys": keys.astype("int32"),
             "positive_keys": self._known_keys(texts, keys),
         }
+        if self.settings.with_scores:
+            batch["teacher_scores"] = by_place(places, table.positive_scores, table.negative_scores, np.float32(np.nan))
+        return batch
 
     def _width(self, table, texts, widest, is_widest):
         return widest if is_widest else round_up(table.lengths(texts).max() + 2, self.settings.length_multiple)
@@ -219,6 +268,30 @@ class QueryPassages(EpochDataset):
         return listed
 
 
+def _questions(table):
+    """What the negatives have no part in: tokens and numbers of queries and positives, in order."""
+    for texts, numbers in ((table.queries, table.query_texts), (table.passages, table.positives)):
+        lengths = texts.lengths(numbers)
+        yield from (lengths, texts.token_ids[ranges(texts.starts[numbers], lengths)])
+    yield table.positive_starts
+
+
+def by_place(places: np.ndarray, positives: np.ndarray, negatives: np.ndarray, none) -> np.ndarray:
+    """Values of a query's passages.
+
+    Args:
+        places: int64 (N, G); first the place of its positive in `positives`, then those in `negatives`, -1 = none.
+        positives, negatives: values of all passages, of one dtype.
+        none: value where there is no passage.
+    Returns: (N, G) of that dtype.
+    """
+    values = np.full(places.shape, none, positives.dtype)
+    values[:, 0] = positives[places[:, 0]]
+    there = places[:, 1:] >= 0
+    values[:, 1:][there] = negatives[places[:, 1:][there]]
+    return values
+
+
 class _Examples:
     """What an epoch draws: for each example a query, one of its positives and some of its negatives.
 
@@ -236,13 +309,13 @@ class _Examples:
         self._set_bounds(num_negatives, settings)
 
     def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(query, positive, negatives; -1 = none: int64 (N, 1 + G); tokens of the longest passage, int64 (N,))."""
+        """(query, places of its passages, see `by_place`: int64 (N, 1 + G); longest passage in tokens, int64 (N,))."""
         table, queries = self.table, self.queries
         starts = table.positive_starts
         if self.each_positive:
-            positives = table.positives
+            positives = np.arange(len(table.positives))
         else:
-            positives = table.positives[starts[:-1] + (rng.random(len(queries)) * np.diff(starts)).astype("int64")]
+            positives = starts[:-1] + (rng.random(len(queries)) * np.diff(starts)).astype("int64")
         drawn = np.full((len(queries), 1 + self.group_size), -1)
         drawn[:, 0], drawn[:, 1] = queries, positives
         if self.group_size > 1:
@@ -252,8 +325,9 @@ class _Examples:
             order = np.lexsort((rng.random(len(places)), owners))
             rank = ranges(np.zeros_like(counts), counts)
             taken = rank < self.group_size - 1
-            drawn[owners[taken], 2 + rank[taken]] = table.negatives[places[order]][taken]
-        return drawn, table.passages.lengths(drawn[:, 1:]).max(axis=1)
+            drawn[owners[taken], 2 + rank[taken]] = places[order][taken]
+        texts = by_place(drawn[:, 1:], table.positives, table.negatives, -1)
+        return drawn, table.passages.lengths(texts).max(axis=1)
 
     def _notes(self, num_negatives, wanted):
         fewer = int(np.sum(num_negatives < wanted))

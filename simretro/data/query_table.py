@@ -11,6 +11,7 @@ from simretro.data.table import MemoryColumn, ranges
 from simretro.data.training_queries import TrainingQuery
 
 _QUERIES_AT_A_TIME = 4096
+_SHOWN = 5  # places in a message
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class QueryTable:
         known_keys: int32, the keys of all passages that are positives of a query's text or of an equal one, by key of
             the query, ascending.
         known_starts: int64 (`queries.num_keys` + 1,), where those of a key begin.
+        positive_scores, negative_scores: float32, a teacher's score of each of `positives` and `negatives`; None where
+            they were not asked for.
         notes: what has to be told about the passages, for warnings.
         cuts: what has to be told about texts that were cut.
     """
@@ -78,6 +81,8 @@ class QueryTable:
     negative_starts: np.ndarray
     known_keys: np.ndarray
     known_starts: np.ndarray
+    positive_scores: np.ndarray | None = None
+    negative_scores: np.ndarray | None = None
     notes: list[str] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
 
@@ -159,7 +164,11 @@ class TextCollector:
 
 
 def build_query_table(
-    source: Iterable[TrainingQuery], tokenizer, limits: tuple[int, int], prefixes: tuple[str, str]
+    source: Iterable[TrainingQuery],
+    tokenizer,
+    limits: tuple[int, int],
+    prefixes: tuple[str, str],
+    with_scores: bool = False,
 ) -> QueryTable:
     """Tokenises training queries.
 
@@ -171,10 +180,12 @@ def build_query_table(
         tokenizer: has `encode_ragged(texts)`.
         limits: most tokens of a query and of a passage.
         prefixes: of a query and of a passage.
-    Raises: ValueError for a query whose positives are all empty.
+        with_scores: bool; True: with the scores of a teacher, which each pair of a query and a passage must have.
+    Raises: ValueError for a query whose positives are all empty; for pairs without a score, saying how many there are
+        and where.
     """
     queries, passages = (TextCollector(tokenizer, *pair) for pair in zip(prefixes, limits, strict=True))
-    builder = _Builder(queries, passages)
+    builder = _Builder(queries, passages, with_scores)
     iterator = iter(source)
     while chunk := list(islice(iterator, _QUERIES_AT_A_TIME)):
         builder.add(chunk)
@@ -182,12 +193,15 @@ def build_query_table(
 
 
 class _Builder:
-    def __init__(self, queries, passages):
-        self.queries, self.passages = queries, passages
-        self.query_texts, self.places = [], []
-        # Passages, and how many each query has.
-        self.found = {name: (MemoryColumn("int64"), MemoryColumn("int64")) for name in ("positives", "negatives")}
-        self.num_empty = 0
+    def __init__(self, queries, passages, with_scores):
+        self.queries, self.passages, self.with_scores = queries, passages, with_scores
+        self.query_texts = []
+        # Passages, their scores, and how many each query has.
+        dtypes = ("int64", "float32", "int64")
+        names = ("positives", "positive_scores"), ("negatives", "negative_scores")
+        self.found = {pair: tuple(map(MemoryColumn, dtypes)) for pair in names}
+        self.num_empty = self.num_scored = self.num_missing = self.num_pairs = 0
+        self.missing_places = []
 
     def add(self, chunk):
         texts = self.queries.add([query.query for query in chunk], [query.id for query in chunk])
@@ -195,36 +209,57 @@ class _Builder:
         if lost is not None:
             raise ValueError(f"{lost.place}: the tokenizer gives the query no ids; received {lost.query!r}.")
         self.query_texts += texts
-        for name, columns in self.found.items():
-            numbers, counts = [], []
+        self.num_scored += sum({query.positive_scores, query.negative_scores} != {None} for query in chunk)
+        for (name, score_name), columns in self.found.items():
+            numbers, scores, counts = [], [], []
             documents = list(chain.from_iterable(getattr(query, name) for query in chunk))
             found = iter(self.passages.add([_text(document) for document in documents], [d.id for d in documents]))
             for query in chunk:
-                own = [number for number in islice(found, len(getattr(query, name))) if number >= 0]
-                self.num_empty += len(getattr(query, name)) - len(own)
+                passages = getattr(query, name)
+                teacher = getattr(query, score_name) or [None] * len(passages)
+                pairs = zip(islice(found, len(passages)), teacher, strict=True)
+                own = [(number, score) for number, score in pairs if number >= 0]
+                self.num_empty += len(passages) - len(own)
                 if name == "positives" and not own:
                     raise ValueError(f"{query.place}: all positives are empty. Leave the record out.")
-                numbers += own
+                numbers += [number for number, _ in own]
+                scores += self._checked([score for _, score in own], query.place)
                 counts.append(len(own))
-            for column, values in zip(columns, (numbers, counts), strict=True):
-                column.append(np.array(values, "int64"))
+            for column, values in zip(columns, (numbers, scores, counts), strict=True):
+                column.append(np.array(values, column.dtype))
+
+    def _checked(self, scores, place):
+        """Scores for the table: none if they were not asked for."""
+        if not self.with_scores:
+            return []
+        missing = scores.count(None)
+        self.num_pairs, self.num_missing = self.num_pairs + len(scores), self.num_missing + missing
+        if missing and len(self.missing_places) < _SHOWN and place not in self.missing_places:
+            self.missing_places.append(place)
+        return [np.nan if score is None else score for score in scores]
 
     def finish(self):
+        if self.num_missing:
+            raise ValueError(
+                f"`with_scores` needs a teacher's score of each passage of a query; {self.num_missing} of "
+                f"{self.num_pairs} have none, for instance at {'; '.join(self.missing_places)}. Leave these passages "
+                "out, or score them."
+            )
         queries, passages = self.queries.finish(), self.passages.finish()
         query_texts = np.array(self.query_texts, "int64")
         size = passages.num_keys
-        (positives, owners), (negatives, negative_owners) = (
-            (numbers.finish(), np.repeat(np.arange(len(query_texts)), counts.finish()))
-            for numbers, counts in self.found.values()
+        (positives, scores, owners), (negatives, negative_scores, negative_owners) = (
+            (numbers.finish(), scores.finish(), np.repeat(np.arange(len(query_texts)), counts.finish()))
+            for numbers, scores, counts in self.found.values()
         )
         # One number for each pair of a query's key and a passage's key.
         pairs = queries.keys[query_texts].astype("int64") * size
         known = np.unique(pairs[owners] + passages.keys[positives])
         is_known = np.isin(pairs[negative_owners] + passages.keys[negatives], known)
-        negatives, negative_owners = negatives[~is_known], negative_owners[~is_known]
         first = _firsts(owners * size + passages.keys[positives])
-        negative_first = _firsts(negative_owners * size + passages.keys[negatives])
-        num_repeated = len(positives) + len(negatives) - len(first) - len(negative_first)
+        allowed = np.flatnonzero(~is_known)
+        negative_first = allowed[_firsts((negative_owners * size + passages.keys[negatives])[allowed])]
+        num_repeated = len(positives) + len(allowed) - len(first) - len(negative_first)
         return QueryTable(
             queries,
             passages,
@@ -235,6 +270,8 @@ class _Builder:
             _starts(negative_owners[negative_first], len(query_texts)),
             (known % size).astype("int32"),
             _starts(known // size, queries.num_keys),
+            scores[first] if self.with_scores else None,
+            negative_scores[negative_first] if self.with_scores else None,
             self._notes(int(is_known.sum()), num_repeated),
             [*_cut(self.queries, "query_maxlen", "queries"), *_cut(self.passages, "passage_maxlen", "passages")],
         )
@@ -247,6 +284,10 @@ class _Builder:
             )
         if num_repeated:
             notes.append(f"{num_repeated} passages are left out that their queries have already, by id or equal text.")
+        if self.num_scored and not self.with_scores:
+            notes.append(
+                f"The teacher's scores of {self.num_scored} queries are not used, since `with_scores` is False."
+            )
         if self.num_empty:
             notes.append(f"{self.num_empty} passages are left out that are empty, or that the tokenizer gives no ids.")
         if self.passages.num_ambiguous:

@@ -1,6 +1,8 @@
 """Reader of what retrievers are trained on: queries, passages that answer them, and passages that do not."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +10,14 @@ from simretro.data.documents import Document
 from simretro.data.records import check_text, iter_lines, parse_object, short
 
 _EXAMPLE = '{"query": "...", "positives": ["..."], "negatives": ["...", {"id": "7", "title": "...", "text": "..."}]}'
-# Our own names, Tevatron's, FlagEmbedding's.
-_NAMES = [("positives", "negatives"), ("positive_passages", "negative_passages"), ("pos", "neg")]
+# {positives: (negatives, scores of either)}: our own names, Tevatron's, Tevatron 2's, FlagEmbedding's.
+_NAMES = {
+    "positives": ("negatives", "positive_scores", "negative_scores"),
+    "positive_passages": ("negative_passages", None, None),
+    "positive_document_ids": ("negative_document_ids", None, None),
+    "pos": ("neg", "pos_scores", "neg_scores"),
+}
+_QUERIES = ("query", "query_text")
 _QUERY_IDS = ("id", "_id", "query_id", "qid")
 _PASSAGE_IDS = ("id", "_id", "docid")
 _SHOWN = 5  # ids in a message
@@ -25,6 +33,9 @@ class TrainingQuery(NamedTuple):
         id: str or None.
         path: file it comes from, None if it was given in memory.
         line: int, line in that file, counted from 1; without a file the query's number, counted from 0.
+        positive_scores: a teacher's scores of `positives`, one for each: float, or None where there is none; None =
+            none at all.
+        negative_scores: the same of `negatives`.
     """
 
     query: str
@@ -33,6 +44,8 @@ class TrainingQuery(NamedTuple):
     id: str | None = None
     path: str | None = None
     line: int | None = None
+    positive_scores: tuple[float | None, ...] | None = None
+    negative_scores: tuple[float | None, ...] | None = None
 
     @property
     def place(self) -> str:
@@ -42,49 +55,68 @@ class TrainingQuery(NamedTuple):
         return f"query {self.line if self.id is None else repr(self.id)}"
 
 
-def iter_training_queries(path: str | Path) -> Iterator[TrainingQuery]:
+def iter_training_queries(
+    path: str | Path, documents: Mapping[str, str | Document] | None = None
+) -> Iterator[TrainingQuery]:
     """Reads training queries one by one: JSON lines in UTF-8, packed if the name ends in `.gz`.
 
-    A record has a `query` (str), perhaps its `id`, `_id`, `query_id` or `qid`, a list of passages that answer it and
-    perhaps a list of passages that do not. These lists are called `positives` and `negatives`, or
+    A record has a `query` (str; or `query_text`), perhaps its `id`, `_id`, `query_id` or `qid`, a list of passages that
+    answer it and perhaps a list of passages that do not. These lists are called `positives` and `negatives`, or
     `positive_passages` and `negative_passages` (Tevatron), or `pos` and `neg` (FlagEmbedding). A passage is a str or an
-    object with `text` and perhaps `title` and `id`, `_id` or `docid`. Other keys are ignored.
+    object with `text` and perhaps `title` and `id`, `_id` or `docid`. Or the lists are called `positive_document_ids`
+    and `negative_document_ids` (Tevatron 2), and hold ids of `documents`.
+
+    A teacher's scores are in lists as long as those of the passages, `positive_scores` and `negative_scores`, or
+    `pos_scores` and `neg_scores` (FlagEmbedding); null = none. Other keys are ignored.
 
     Args:
         path: file to read.
+        documents: {id: text or `Document`}, see `read_passages`; for records with document ids.
     Yields: TrainingQuery; its passages are `Document`s.
     Raises:
-        ValueError: for the first line that is no such record, naming file and line; for a file without records.
+        ValueError: for the first line that is no such record, naming file and line; for ids that `documents` lack,
+            saying which and how many the whole file has; for a file without records.
         OSError: if the file cannot be read.
     """
-    found = False
+    found, lost = False, _LostIds()
     for line, text in iter_lines(path):
         found = True
-        yield _parse(text, str(path), line)
+        query = _parse(text, str(path), line, documents, lost)
+        if not lost.ids:
+            yield query
+    if lost.ids:
+        raise ValueError(
+            f"{path}: {len(lost.ids)} ids of documents, the first in line {lost.line}, are not in `documents`: "
+            f"{_listed(lost.ids)}."
+        )
     if not found:
         raise ValueError(f"{path}: the file holds no records; it must have one JSON object a line, as {_EXAMPLE}.")
 
 
-def read_training_queries(path: str | Path) -> list[TrainingQuery]:
+def read_training_queries(
+    path: str | Path, documents: Mapping[str, str | Document] | None = None
+) -> list[TrainingQuery]:
     """All training queries of a file; see `iter_training_queries`."""
-    return list(iter_training_queries(path))
+    return list(iter_training_queries(path, documents))
 
 
 def queries_of_collection(
-    documents: Mapping[str, str],
+    documents: Mapping[str, str | Document],
     queries: Mapping[str, str],
     qrels: Mapping[str, Mapping[str, int]],
     negatives: Mapping[str, Iterable[str]] | None = None,
     relevant_grade: int = 1,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[TrainingQuery]:
-    """Training queries of a collection whose documents were judged, such as those of BEIR.
+    """Training queries of a collection whose documents were judged, such as those of BEIR and MS MARCO.
 
     Args:
-        documents: {document id: text}.
+        documents: {document id: text or `Document`}.
         queries: {query id: text}; those that are not judged are left out.
         qrels: {query id: {document id: grade}}.
         negatives: {query id: document ids}, mined ones for instance; None = no negatives.
         relevant_grade: int; documents of this grade or a higher one are a query's positives.
+        scores: {query id: {document id: score}}, a teacher's, for instance a run; pairs may be missing.
     Returns: list of `TrainingQuery`, in the order of `qrels`.
     Raises: ValueError for ids that are unknown, saying which and how many, and for queries without a positive.
     """
@@ -99,19 +131,20 @@ def queries_of_collection(
             f"{len(qrels)} queries have none: {_listed(lost)}. Leave them out of `qrels`."
         )
 
-    def passages(ids):
-        return tuple(Document(documents[i], id=i) for i in ids)
-
-    return [
-        TrainingQuery(
+    def training_query(number, query, grades):
+        lists = (d for d, grade in grades.items() if grade >= relevant_grade), named["negatives"].get(query, ())
+        ids = [list(found) for found in lists]
+        teacher = None if scores is None else scores.get(query, {})
+        return TrainingQuery(
             queries[query],
-            passages(d for d, grade in grades.items() if grade >= relevant_grade),
-            passages(named["negatives"].get(query, ())),
+            *(tuple(_document(documents[i], i) for i in found) for found in ids),
             query,
-            line=number,
+            None,
+            number,
+            *(None if teacher is None else tuple(teacher.get(i) for i in found) for found in ids),
         )
-        for number, (query, grades) in enumerate(qrels.items())
-    ]
+
+    return [training_query(number, *judged) for number, judged in enumerate(qrels.items())]
 
 
 def as_training_queries(source: str | Path | Iterable[TrainingQuery]) -> Iterator[TrainingQuery]:
@@ -133,33 +166,68 @@ def as_training_queries(source: str | Path | Iterable[TrainingQuery]) -> Iterato
         query = query._replace(line=number) if query.line is None else query
         lists = {name: _passages(getattr(query, name), query.place, name) for name in ("positives", "negatives")}
         _check(query.query, lists["positives"], query.place, "positives")
+        for name, scores in (("positives", "positive_scores"), ("negatives", "negative_scores")):
+            lists[scores] = _scores(getattr(query, scores), lists[name], query.place, scores)
         yield query._replace(**lists)
     if not found:
         raise ValueError("`source` must hold at least one `TrainingQuery`; received none.")
 
 
-def _parse(text, path, line):
+class _LostIds:
+    """Ids that the documents lack, each once, and the line of the first."""
+
+    def __init__(self):
+        self.ids, self.line = {}, None
+
+    def add(self, ids, line):
+        self.line = line if self.line is None else self.line
+        self.ids |= dict.fromkeys(ids)
+
+
+def _parse(text, path, line, documents, lost):
     place = f"{path}, line {line}"
     record = parse_object(text, place, _EXAMPLE)
-    if "query" not in record:
+    asked = next((name for name in _QUERIES if name in record), None)
+    if asked is None:
         raise ValueError(f"{place}: has no `query`; received {short(text)}. A record must be as {_EXAMPLE}.")
-    names = [pair for pair in _NAMES if record.keys() & set(pair)]
-    if len(names) != 1 or names[0][0] not in record:
+    names = [name for name, (negative, *_) in _NAMES.items() if record.keys() & {name, negative}]
+    if len(names) != 1 or names[0] not in record:
         has = "has no passages that answer it" if len(names) < 2 else "names its passages in several ways"
         raise ValueError(
-            f"{place}: {has}; received {short(text)}. It must have one of "
-            f"{', '.join(f'`{name}`' for name, _ in _NAMES)}."
+            f"{place}: {has}; received {short(text)}. It must have one of {', '.join(f'`{name}`' for name in _NAMES)}."
         )
-    positive, negative = names[0]
-    positives = _passages(record[positive], place, positive)
-    negatives = () if record.get(negative) is None else _passages(record[negative], place, negative)
-    _check(record["query"], positives, place, positive)
-    return TrainingQuery(record["query"], positives, negatives, _id(record, _QUERY_IDS, place), path, line)
+    positive = names[0]
+    negative, *score_names = _NAMES[positive]
+    lists = [(positive, record[positive]), (negative, () if record.get(negative) is None else record[negative])]
+    if positive == "positive_document_ids":
+        passages = [_known_documents(ids, place, name, documents, lost, line) for name, ids in lists]
+    else:
+        passages = [_passages(values, place, name) for name, values in lists]
+    if not lost.ids:
+        _check(record[asked], passages[0], place, positive, asked)
+    scores = [_scores(record.get(name), found, place, name) for name, found in zip(score_names, passages, strict=True)]
+    return TrainingQuery(record[asked], *passages, _id(record, _QUERY_IDS, place), path, line, *scores)
 
 
-def _check(query, positives, place, name):
-    if not check_text(query, place, "`query`").strip():
-        raise ValueError(f"{place}: `query` must not be empty; received {query!r}. Leave the record out.")
+def _known_documents(ids, place, name, documents, lost, line):
+    if documents is None:
+        raise ValueError(f"{place}: `{name}` holds ids: give the `documents` that they are of, see `read_passages`.")
+    if not isinstance(ids, list | tuple):
+        raise ValueError(f"{place}: `{name}` must be a list of ids; received {type(ids).__name__} {short(ids)}.")
+    ids = [_id({name: i}, (name,), place) for i in ids]
+    unknown = [i for i in ids if i not in documents]
+    if unknown:
+        lost.add(unknown, line)
+    return tuple(_document(documents[i], i) for i in ids if i in documents)
+
+
+def _document(text, key):
+    return text._replace(id=key) if isinstance(text, Document) else Document(text, id=key)
+
+
+def _check(query, positives, place, name, asked="query"):
+    if not check_text(query, place, f"`{asked}`").strip():
+        raise ValueError(f"{place}: `{asked}` must not be empty; received {query!r}. Leave the record out.")
     if not positives:
         raise ValueError(f"{place}: `{name}` must hold at least one passage; received none. Leave the record out.")
 
@@ -188,6 +256,23 @@ def _passage(passage, place, name):
     if passage.title is not None:
         check_text(passage.title, place, f"each title of `{name}`")
     return passage
+
+
+def _scores(scores, passages, place, name):
+    if scores is None:
+        return None
+    if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Iterable):
+        raise ValueError(f"{place}: `{name}` must be a list of numbers; received {short(scores)}.")
+    scores = tuple(scores)
+    if len(scores) != len(passages):
+        raise ValueError(
+            f"{place}: `{name}` must have a score for each passage; received {len(scores)} for {len(passages)} "
+            "passages. Write null where there is none."
+        )
+    for score in scores:
+        if score is not None and (isinstance(score, bool) or not isinstance(score, Real) or not math.isfinite(score)):
+            raise ValueError(f"{place}: each of `{name}` must be a finite number or null; received {short(score)}.")
+    return tuple(score if score is None else float(score) for score in scores)
 
 
 def _id(record, names, place):

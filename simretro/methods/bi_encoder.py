@@ -1,7 +1,6 @@
 """BiEncoder: queries and passages as vectors, close where a passage answers a query."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 import keras
 import numpy as np
@@ -9,16 +8,14 @@ from keras import ops
 
 from simretro.arguments import check_int, warn
 from simretro.data.query_passages import QueryPassages
-from simretro.losses import contrastive_loss, known_positives
+from simretro.losses import count_distilled, distillation_loss, group_scores
 from simretro.methods.encoder_method import EncoderMethod, array_of
-from simretro.models import SentenceEncoder, build_transformer_model, export_weights, load_pretrained, write_folder
+from simretro.methods.query_batch import QueryBatch, checked_sizes
+from simretro.models import SentenceEncoder, build_transformer_model, export_weights
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.pooling import check_pooling, new_projection, text_vectors
 from simretro.models.weights import export_part, load_part, load_weights
-from simretro.training.distribution import gather_rows
 
-_SETTINGS = ("pooling", "temperature", "similarity", "symmetric", "projection_size", "query_prefix", "passage_prefix")
-_SETTINGS += ("maxlen", "query_maxlen", "passage_maxlen")
 _ARRAYS = ("query_token_ids", "passage_token_ids", "passage_keys", "positive_keys")
 
 
@@ -28,9 +25,13 @@ class BiEncoder(EncoderMethod):
 
     Of all passages of a batch the model must tell which one is the query's own (`contrastive_loss`): the others,
     that is the query's hard negatives and all passages of other queries, are its negatives, unless they are known to
-    answer the query, too. Under a `tf.distribute` strategy these are the passages of all replicas. The batches of
-    `simretro.data.QueryPassages` have what `call` reads. Metrics: `contrastive_loss`, and `contrastive_accuracy`, the
-    share of the queries whose own passage is closest.
+    answer the query, too. Under a `tf.distribute` strategy these are the passages of all replicas. With
+    `compile(gradient_cache_rows=...)` a batch may be far larger than memory. The batches of
+    `simretro.data.QueryPassages` have what `call` reads.
+
+    Metrics: `contrastive_loss`, and `contrastive_accuracy`, the share of the queries whose own passage is closest; with
+    a teacher `distillation_loss`; for each of `matryoshka_sizes` the same of these beginnings, `contrastive_64_loss`
+    for instance.
 
     Args:
         encoder: `Transformer` with `application="encoder"`, for queries, and for passages if they have none of their
@@ -49,9 +50,26 @@ class BiEncoder(EncoderMethod):
         maxlen: int, longest text in tokens, special ones included, for encoding; None = what the positions allow.
         query_maxlen: int, the same for `encode_queries`; None = `maxlen`.
         passage_maxlen: int, the same for `encode_passages`; None = `maxlen`.
+        matryoshka_sizes: ints, lengths of the beginnings of the vectors that must do for search, too, when they are cut
+            there (and normalised again, for "cosine"). The loss is the mean of theirs and the whole vectors'.
+        matryoshka_weights: floats >= 0, what each of `matryoshka_sizes` weighs in that mean, in which the whole vectors
+            weigh 1; None = 1 each.
+        distillation: "kl" or "margin_mse", see `distillation_loss`: the scores of a query's own passages are to be
+            those of a teacher, the batches' `teacher_scores`; None = no teacher.
+        distillation_weight: float in (0, 1], share of the distillation in the loss; the rest is the contrastive loss's.
+        teacher_temperature: float > 0, what the teacher's scores are divided by, as the model's by `temperature`.
     Raises: ValueError if an encoder does not fit or a value is out of range.
-    Reference: Karpukhin et al., 2020, https://arxiv.org/abs/2004.04906.
+    Reference: Karpukhin et al., 2020, https://arxiv.org/abs/2004.04906; matryoshka_sizes: Kusupati et al., 2022,
+        https://arxiv.org/abs/2205.13147; distillation: see `simretro.losses.distillation_loss`.
     """
+
+    facts_name = "bi_encoder"
+    settings_names = (
+        *("pooling", "temperature", "similarity", "symmetric", "projection_size", "query_prefix", "passage_prefix"),
+        *("maxlen", "query_maxlen", "passage_maxlen", "matryoshka_sizes", "matryoshka_weights"),
+        *("distillation", "distillation_weight", "teacher_temperature"),
+    )
+    in_batch_negatives = True
 
     def __init__(
         self,
@@ -68,14 +86,37 @@ class BiEncoder(EncoderMethod):
         maxlen: int | None = None,
         query_maxlen: int | None = None,
         passage_maxlen: int | None = None,
+        matryoshka_sizes: Sequence[int] | None = None,
+        matryoshka_weights: Sequence[float] | None = None,
+        distillation: str | None = None,
+        distillation_weight: float = 0.5,
+        teacher_temperature: float = 1.0,
         name: str = "bi_encoder",
     ):
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"`temperature` must be positive; received {temperature}.")
+        for argument, value in {"temperature": temperature, "teacher_temperature": teacher_temperature}.items():
+            if not 0 < value < float("inf"):
+                raise ValueError(f"`{argument}` must be positive; received {value}.")
         if similarity not in ("cosine", "dot"):
             raise ValueError(f"`similarity` must be 'cosine' or 'dot'; received {similarity!r}.")
+        if distillation not in ("kl", "margin_mse", None):
+            raise ValueError(f"`distillation` must be 'kl', 'margin_mse' or None; received {distillation!r}.")
+        if not 0 < distillation_weight <= 1:
+            raise ValueError(f"`distillation_weight` must be in (0, 1]; received {distillation_weight}.")
+        matryoshka_sizes, matryoshka_weights = checked_sizes(
+            projection_size or encoder.config["hidden_size"], matryoshka_sizes, matryoshka_weights
+        )
+        contrastive, distilled = (
+            [_named(kind, size) for size in (None, *(matryoshka_sizes or ()))]
+            for kind in ("contrastive", "distillation")
+        )
+        losses = contrastive if distillation is None else contrastive + distilled
         chunk_size = 1  # there are no vocabulary logits
-        super().__init__(encoder, tokenizer, maxlen, chunk_size, ("contrastive",), ("contrastive",), name)
+        super().__init__(encoder, tokenizer, maxlen, chunk_size, losses, contrastive, name)
+        self.matryoshka_sizes = matryoshka_sizes
+        self.matryoshka_weights = matryoshka_weights
+        self.distillation = distillation
+        self.distillation_weight = distillation_weight
+        self.teacher_temperature = teacher_temperature
         self.pooling = pooling
         self.temperature = temperature
         self.similarity = similarity
@@ -168,35 +209,39 @@ class BiEncoder(EncoderMethod):
         return vectors if projection is None else projection(vectors)
 
     def normalizers(self, x):
-        return {"rows": ops.cast(ops.shape(_of(x, "query_token_ids"))[0], "float32")}
+        counts = {"rows": ops.cast(ops.shape(_of(x, "query_token_ids"))[0], "float32")}
+        if self.distillation is not None:
+            counts["distilled"] = count_distilled(_teacher_scores(x), self.distillation)
+        return counts
 
     def additive_loss(self, x, y_pred, normalizers, training):
-        loss, accuracy = self._contrastive_loss(x, y_pred["queries"], y_pred["passages"])
-        rows = ops.cast(ops.shape(y_pred["queries"])[0], "float32")
-        self._track("contrastive", loss, rows, accuracy)
-        return loss * rows / normalizers["rows"]
+        keys = _of(x, "positive_keys"), _of(x, "passage_keys")
+        batch = QueryBatch(y_pred["queries"], y_pred["passages"], *keys, self.symmetric)
+        sizes = [(None, 1.0), *zip(self.matryoshka_sizes or (), self.matryoshka_weights or (), strict=True)]
+        total, weights = ops.zeros((), "float32"), sum(weight for _, weight in sizes)
+        for size, weight in sizes:
+            loss, accuracy = batch.contrastive_loss(size, self.temperature, self.similarity)
+            self._track(_named("contrastive", size), loss, batch.num_rows, accuracy)
+            loss = loss * batch.num_rows / normalizers["rows"]
+            if self.distillation is not None:
+                distilled = self._distillation_loss(x, batch, size, normalizers["distilled"])
+                loss = self.distillation_weight * distilled + (1 - self.distillation_weight) * loss
+            total += loss * (weight / weights)
+        return total
 
-    def _contrastive_loss(self, x, queries, passages):
-        positive_keys, passage_keys = _of(x, "positive_keys"), _of(x, "passage_keys")
-        all_passages, first = gather_rows(passages)  # (N, G, D): with each query go its passages
-        all_keys, _ = gather_rows(passage_keys)
-        group_size, width = passages.shape[1:]
-        rows = ops.arange(ops.shape(queries)[0], dtype="int32") + first
-        loss, accuracy = contrastive_loss(
-            queries,
-            ops.reshape(all_passages, (-1, width)),
-            self.temperature,
-            rows * group_size,
-            known_positives(positive_keys, ops.reshape(all_keys, (-1,))),
-            self.similarity,
-        )
-        if self.symmetric:
-            all_queries, _ = gather_rows(queries)
-            all_positive_keys, _ = gather_rows(positive_keys)
-            answered = ops.transpose(known_positives(all_positive_keys, passage_keys[:, 0]))  # (B, N)
-            back, _ = contrastive_loss(passages[:, 0], all_queries, self.temperature, rows, answered, self.similarity)
-            loss = (loss + back) / 2
-        return loss, accuracy
+    def _distillation_loss(self, x, batch, size, normalizer):
+        scores, teacher = group_scores(*batch.beginnings(size), self.temperature, self.similarity), _teacher_scores(x)
+        loss = distillation_loss(scores, teacher, self.distillation, self.teacher_temperature, normalizer)
+        count = count_distilled(teacher, self.distillation)
+        self._track(_named("distillation", size), loss * normalizer / ops.maximum(count, 1.0), count)
+        return loss
+
+    def _check_batch(self, name, batch):
+        if "teacher_scores" in batch and self.distillation is None:
+            raise ValueError(
+                f"`{name}` has a teacher's scores (`with_scores`), but `distillation` is None: nothing would learn "
+                "from them."
+            )
 
     def _check_data(self, name, data):
         super()._check_data(name, data)
@@ -272,80 +317,54 @@ class BiEncoder(EncoderMethod):
     # Files
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        revision: str | None = None,
-        new_parts: tuple[str, ...] = (),
-        dropout_rate: float | None = None,
-        dtype: str | None = None,
-        **settings,
-    ) -> "BiEncoder":
-        """Loads what `save_pretrained` wrote, or any encoder to start from.
+    def _saved_settings(cls, facts):
+        """An encoder that says how its vectors are made is pooled so, and not as the constructor would have it."""
+        said = facts.get("sentence_encoder", {})
+        return {key: said[key] for key in ("pooling", "maxlen") if key in said} | super()._saved_settings(facts)
 
-        An encoder that says how its vectors are made is pooled so, and not as the constructor would have it.
+    @classmethod
+    def _encoder_options(cls, facts, settings):
+        if settings.get("pooling") != "pooler":
+            return cls.encoder_options
+        return {**cls.encoder_options, "with_pool": facts.get("sentence_encoder", {}).get("with_pool") or True}
 
-        Args:
-            name_or_path: see `simretro.checkpoints.read_checkpoint`.
-            revision: of a model on the hub.
-            new_parts: ("pooler",) if the checkpoint may lack it: it gets new weights.
-            dropout_rate: replaces the dropout rates of the config.
-            dtype: Keras dtype policy.
-            settings: arguments of the constructor in place of those saved.
-        """
-        options = {"dropout_rate": dropout_rate, "dtype": dtype}
-
-        def load(**more):
-            return load_pretrained(name_or_path, revision=revision, new_parts=new_parts, **options, **more)
-
-        encoder, tokenizer, facts, parts = load()
+    @classmethod
+    def _loaded_arguments(cls, parts, facts, settings, options, source):
         said = facts.get("sentence_encoder", {})
         if "other_modules" in said:
-            warn(f"{name_or_path}: what {said['other_modules']} did to its vectors is not supported, and left out.")
-        saved = {key: said[key] for key in ("pooling", "maxlen") if key in said} | facts.get("bi_encoder", {})
-        settings = {**saved, **settings}
-        if settings.get("pooling") == "pooler":
-            options["with_pool"] = said.get("with_pool") or True
-            encoder = load()[0]
-        if "passage_encoder" in parts and "passage_encoder" not in settings:
-            settings["passage_encoder"] = build_transformer_model(facts["passage_encoder"], **options)
-            load_weights(settings["passage_encoder"], parts["passage_encoder"], str(name_or_path))
-        model = cls(encoder, tokenizer, **settings)
-        for name, projection in model._projections().items():
+            warn(f"{source}: what {said['other_modules']} did to its vectors is not supported, and left out.")
+        if "passage_encoder" not in parts or "passage_encoder" in settings:
+            return {}
+        encoder = build_transformer_model(facts["passage_encoder"], **options, **cls._encoder_options(facts, settings))
+        load_weights(encoder, parts["passage_encoder"], source)
+        return {"passage_encoder": encoder}
+
+    def _load_parts(self, parts, saved, source):
+        for name, projection in self._projections().items():
             if name in parts:
-                load_part(projection, parts[name], str(name_or_path))
-        return model
+                load_part(projection, parts[name], source)
 
-    def save_pretrained(self, folder: str | Path, facts: dict | None = None, format: str = "simretro") -> None:
-        """Writes a folder that `from_pretrained` reads, only when everything is written in place of an older one.
-
-        Args:
-            folder: path.
-            facts: JSON values worth knowing of the training; kept by the formats "simretro" and
-                "sentence-transformers".
-            format: "simretro" holds all there is. "sentence-transformers" (that, transformers and Keras Hub load it)
-                holds one encoder with the pooling "cls" or "mean" and no projection; "huggingface" and "tf1" the
-                encoder alone.
-        Raises: ValueError for an unknown format, or for one that cannot hold the model.
-        """
+    def _check_format(self, format):
         if format != "simretro" and (self.passage_encoder is not None or self.projection is not None):
             what = "a second encoder" if self.passage_encoder is not None else "a projection"
             raise ValueError(f"`format` must be 'simretro' for a model with {what}; received {format!r}.")
-        facts = {**(facts or {}), "bi_encoder": self._settings()}
-        if self.tokenizer is not None:
-            facts["sentence_encoder"] = self._sentence_encoder("query", self.maxlen).settings()
+
+    def _facts(self):
+        second = {} if self.passage_encoder is None else {"passage_encoder": dict(self.passage_encoder.config)}
+        return super()._facts() | second
+
+    def _main_sentence_encoder(self):
+        return self._sentence_encoder("query", self.maxlen)
+
+    def _kept_parts(self):
         parts = {name: export_part(projection) for name, projection in self._projections().items()}
         if self.passage_encoder is not None:
-            facts["passage_encoder"] = dict(self.passage_encoder.config)
             parts["passage_encoder"] = export_weights(self.passage_encoder)
-        write_folder(folder, self.encoder, self.tokenizer, facts, format, parts)
+        return parts
 
     def _projections(self):
         found = {name: getattr(self, name) for name in ("projection", "passage_projection")}
         return {name: projection for name, projection in found.items() if projection is not None}
-
-    def _settings(self):
-        return {name: getattr(self, name) for name in _SETTINGS}
 
     def get_config(self):
         """The tokenizer is no part of a `.keras` file: use `save_pretrained` to keep it."""
@@ -360,6 +379,14 @@ class BiEncoder(EncoderMethod):
             for name in ("encoder", "passage_encoder")
         }
         return cls(**{**config, **encoders})
+
+
+def _named(kind, size):
+    return kind if size is None else f"{kind}_{size}"
+
+
+def _teacher_scores(x):
+    return array_of(x, "teacher_scores", "`distillation` needs data with `with_scores=True`")
 
 
 def _of(x, key):

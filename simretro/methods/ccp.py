@@ -85,6 +85,7 @@ class CCP(EncoderMethod):
     )
     folder_format = "sentence-transformers"
     rows_per_example = 2  # a sentence and its context, which `micro_batches` must not part
+    in_batch_negatives = True
 
     def __init__(
         self,
@@ -182,13 +183,23 @@ class CCP(EncoderMethod):
         Returns: dict of `masked` (R, M, E), hidden states in the space of the token table, and `context` float32
             (R, `projection_size`), the head's vectors; each if the batch has its arrays.
         """
+        return self.batch_outputs(x, self.row_outputs(x, training), training)
+
+    def row_outputs(self, x, training):
+        """Without the head, whose batch normalization reads all rows: sentence vectors in place of `context`."""
         token_ids = x["encoder_token_ids"] if "encoder_token_ids" in x else _of(x, "token_ids")
         vectors, masked = self._encode(token_ids, x.get("masked_positions"), training)
         outputs = {}
         if masked is not None:
             outputs["masked"] = self.encoder.mlm_head.transform(masked)
         if "sides" in x:
-            outputs["context"] = self.head(ops.cast(vectors, "float32"), x["sides"], training=training)
+            outputs["vectors"] = ops.cast(vectors, "float32")
+        return outputs
+
+    def batch_outputs(self, x, row_outputs, training):
+        outputs = {name: rows for name, rows in row_outputs.items() if name != "vectors"}
+        if "vectors" in row_outputs:
+            outputs["context"] = self.head(row_outputs["vectors"], x["sides"], training=training)
         return outputs
 
     def _encode(self, token_ids, positions, training):

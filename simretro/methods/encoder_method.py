@@ -1,6 +1,7 @@
 """What methods share that train a `Transformer` with vocabulary losses: the losses, their metrics, checks of data."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -189,19 +190,33 @@ class EncoderMethod(AdditiveLossModel):
             settings: arguments of the constructor in place of those saved.
         Raises: ValueError if a saved part is of another kind than `settings` ask for.
         """
-        encoder, tokenizer, facts, parts = load_pretrained(
-            name_or_path,
-            revision=revision,
-            new_parts=new_parts,
-            dropout_rate=dropout_rate,
-            recompute=recompute,
-            dtype=dtype,
-            **cls.encoder_options,
-        )
-        saved = facts.get(cls.facts_name, {})
-        method = cls(encoder, tokenizer, **{**saved, **settings})
-        method._load_parts(parts, saved, str(name_or_path))
+        options = {"dropout_rate": dropout_rate, "recompute": recompute, "dtype": dtype}
+        load = partial(load_pretrained, name_or_path, revision=revision, new_parts=new_parts, **options)
+        encoder, tokenizer, facts, parts = load(**cls.encoder_options)
+        source, saved = str(name_or_path), cls._saved_settings(facts)
+        settings = {**saved, **settings}
+        encoder_options = cls._encoder_options(facts, settings)
+        if encoder_options != cls.encoder_options:
+            encoder = load(**encoder_options)[0]
+        arguments = cls._loaded_arguments(parts, facts, settings, options, source)
+        method = cls(encoder, tokenizer, **{**arguments, **settings})
+        method._load_parts(parts, saved, source)
         return method
+
+    @classmethod
+    def _saved_settings(cls, facts: dict) -> dict:
+        """Settings that a folder's facts hold."""
+        return facts.get(cls.facts_name, {})
+
+    @classmethod
+    def _encoder_options(cls, facts: dict, settings: dict) -> dict:
+        """What `build_transformer_model` must be told for a method of these settings."""
+        return cls.encoder_options
+
+    @classmethod
+    def _loaded_arguments(cls, parts: dict, facts: dict, settings: dict, options: dict, source: str) -> dict:
+        """Arguments of the constructor that are models: built with `options`, and loaded from `parts`."""
+        return {}
 
     def save_pretrained(self, folder: str | Path, facts: dict | None = None, format: str | None = None) -> None:
         """Writes a folder that `from_pretrained` reads, only when everything is written in place of an older one.
@@ -215,10 +230,25 @@ class EncoderMethod(AdditiveLossModel):
                 `folder_format` of the class.
         Raises: ValueError for an unknown format, or one that cannot hold the model.
         """
-        facts = {**(facts or {}), self.facts_name: self._settings()}
+        format = format or self.folder_format
+        self._check_format(format)
+        write_folder(
+            folder, self.encoder, self.tokenizer, {**(facts or {}), **self._facts()}, format, self._kept_parts()
+        )
+
+    def _check_format(self, format: str) -> None:
+        """Raises ValueError for a format that cannot hold the model; for subclasses."""
+
+    def _facts(self) -> dict:
+        """JSON values that the method reads when it is loaded, and how `encode` makes its vectors."""
+        facts = {self.facts_name: self._settings()}
         if self.tokenizer is not None:
-            facts["sentence_encoder"] = self.sentence_encoder.settings()
-        write_folder(folder, self.encoder, self.tokenizer, facts, format or self.folder_format, self._kept_parts())
+            facts["sentence_encoder"] = self._main_sentence_encoder().settings()
+        return facts
+
+    def _main_sentence_encoder(self) -> SentenceEncoder:
+        """What a folder is, when it is opened as a `SentenceEncoder`."""
+        return self.sentence_encoder
 
     def _kept_parts(self) -> dict[str, dict[str, np.ndarray]]:
         """{name: {name: array}} of what is trained beside the encoder and must be kept to go on."""

@@ -45,6 +45,7 @@ class SimBERT(EncoderMethod):
     settings_names = ("temperature", "seq2seq_weight", "similarity_weight", "mlm_weight", "maxlen")
     texts_per_row = 2
     rows_per_example = 2  # a pair is two rows, which `micro_batches` must not part
+    in_batch_negatives = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from simretro.arguments import check_int
 from simretro.training.callbacks import TerminateOnNonFinite
 from simretro.training.checkpoint import TrainingCheckpoint
 from simretro.training.distribution import sum_over_replicas, whole_batch_gradients
+from simretro.training.gradient_cache import cached_gradients
 from simretro.training.guards import check_distribution
 
 
@@ -25,37 +26,72 @@ class AdditiveLossModel(keras.Model):
     Then a mean over tokens is one over all tokens of all replicas, and neither a short last batch nor an uneven
     split of the tokens changes what a token weighs.
 
-    `compile(micro_batches=k)` (TensorFlow) splits each batch into k parts that go through the model one after the
-    other before the one update: the memory of one part, the gradient of all. In-batch negatives are those of a part,
-    so this adds no negatives.
+    Two options of `compile` save memory (TensorFlow):
+
+    - `micro_batches=k` splits each batch into k parts that go through model and loss one after the other before the
+      one update: the memory of one part, the gradient of all. In-batch negatives are those of a part, so this adds no
+      negatives.
+    - `gradient_cache_rows=r` lets r rows at a time through the network, and compares all rows of the batch: the memory
+      of r rows, the negatives, loss and gradient of the whole batch, for one more forward pass. It is for models with
+      `in_batch_negatives`, whose `call` is `batch_outputs(x, row_outputs(x))`.
     """
 
     micro_batches = 1
+    gradient_cache_rows = None
     rows_per_example = 1  # rows that belong together: micro-batches are not cut between them
+    in_batch_negatives = False  # whether rows of a batch are compared with one another
 
-    def compile(self, *args, micro_batches: int = 1, jit_compile="auto", **kwargs):
+    def compile(
+        self, *args, micro_batches: int = 1, gradient_cache_rows: int | None = None, jit_compile="auto", **kwargs
+    ):
         """As `keras.Model.compile`, without losses and metrics: the method has its own.
 
         Args:
             micro_batches: int, parts that a batch is worked through in. TensorFlow only.
+            gradient_cache_rows: int, rows (of each replica's batch) that go through the network at a time, while all
+                rows remain each other's negatives; None = all at once. TensorFlow only.
             jit_compile: "auto" leaves XLA off on TensorFlow, where each new length would be compiled anew.
         Raises:
-            ValueError: if `micro_batches` is not a positive int, or a loss or metrics are given.
-            NotImplementedError: if `micro_batches` > 1 on a backend other than TensorFlow.
+            ValueError: if `micro_batches` or `gradient_cache_rows` is not a positive int or both are given, if the
+                model has no in-batch negatives that `gradient_cache_rows` could keep, or a loss or metrics are given.
+            NotImplementedError: if one of them is asked for on a backend other than TensorFlow, or
+                `gradient_cache_rows` with XLA.
         """
         micro_batches = check_int("micro_batches", micro_batches, 1)
         _refuse(keras.Model.compile, (self, *args), kwargs, ("loss", "loss_weights", "metrics", "weighted_metrics"))
-        if micro_batches > 1 and keras.backend.backend() != "tensorflow":
-            raise NotImplementedError(
-                f"`micro_batches={micro_batches}` needs the TensorFlow backend; this is {keras.backend.backend()}."
-            )
+        if gradient_cache_rows is not None:
+            check_int("gradient_cache_rows", gradient_cache_rows, 1)
+            self._check_gradient_cache(gradient_cache_rows, micro_batches, jit_compile)
+        if micro_batches > 1:
+            _refuse_other_backends(f"`micro_batches={micro_batches}`")
         if jit_compile == "auto" and keras.backend.backend() == "tensorflow":
             jit_compile = False
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         self.micro_batches = micro_batches
+        self.gradient_cache_rows = gradient_cache_rows
+
+    def _check_gradient_cache(self, rows, micro_batches, jit_compile):
+        if not self.in_batch_negatives:
+            raise ValueError(
+                f"`gradient_cache_rows` must be None for {type(self).__name__}; received {rows}. It keeps the "
+                "negatives of a large batch, and this model compares no rows with one another: `micro_batches` saves "
+                "as much memory, at less work."
+            )
+        if micro_batches > 1:
+            raise ValueError(
+                f"`gradient_cache_rows` and `micro_batches` exclude each other; received {rows} and {micro_batches}. "
+                "`gradient_cache_rows` alone keeps the negatives of the whole batch."
+            )
+        _refuse_other_backends(f"`gradient_cache_rows={rows}`")
+        if jit_compile is True:
+            raise NotImplementedError(
+                f"`gradient_cache_rows={rows}` does not work with XLA, which does not join a number of chunks "
+                "that it is not told before: leave `jit_compile` out."
+            )
 
     def get_compile_config(self):
-        return {**super().get_compile_config(), "micro_batches": self.micro_batches}
+        own = {"micro_batches": self.micro_batches, "gradient_cache_rows": self.gradient_cache_rows}
+        return {**super().get_compile_config(), **own}
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -85,6 +121,27 @@ class AdditiveLossModel(keras.Model):
                 checkpoint = next((c for c in callbacks if isinstance(c, TrainingCheckpoint)), None)
                 callbacks.insert(0, TerminateOnNonFinite(checkpoint))
         return super().fit(x, *args, shuffle=shuffle, callbacks=callbacks, **kwargs)
+
+    def row_outputs(self, x, training):
+        """The part of `call` that computes each row by itself: the network. The default is all of it.
+
+        Args:
+            x: dict of tensors, any rows of a batch.
+            training: bool.
+        Returns: nested structure of float tensors with a row for each of `x`. No variables change but those of seeds.
+        """
+        return self(x, training=training)
+
+    def batch_outputs(self, x, row_outputs, training):
+        """The rest of `call`, which may read all rows together and change variables. The default is nothing.
+
+        Args:
+            x: dict of tensors, a whole batch.
+            row_outputs: what `row_outputs(x)` gave, of all rows.
+            training: bool.
+        Returns: what `call(x)` returns.
+        """
+        return row_outputs
 
     def normalizers(self, x):
         """What the sums of the loss are divided by, to be defined in the subclass.
@@ -124,11 +181,19 @@ class AdditiveLossModel(keras.Model):
     if keras.backend.backend() == "tensorflow":
 
         def train_step(self, data):
-            import tensorflow as tf
-
             x = _inputs(data)
             parts = self._parts(x)
             normalizers = self.global_normalizers(*parts)
+            if self.gradient_cache_rows is None:
+                loss, gradients = self._gradients_of_parts(parts, normalizers)
+            else:
+                loss, gradients = cached_gradients(self, x, normalizers, self.gradient_cache_rows)
+            self.optimizer.apply(whole_batch_gradients(gradients, self.optimizer), self.trainable_variables)
+            return self._step_logs(x, loss)
+
+        def _gradients_of_parts(self, parts, normalizers):
+            import tensorflow as tf
+
             variables = self.trainable_variables
             total, gradients = 0.0, None
             for part in parts:
@@ -142,8 +207,7 @@ class AdditiveLossModel(keras.Model):
                 new = [tf.convert_to_tensor(g) if g is not None else None for g in tape.gradient(scaled, variables)]
                 gradients = new if gradients is None else [_add(a, b) for a, b in zip(gradients, new, strict=True)]
                 total = total + loss
-            self.optimizer.apply(whole_batch_gradients(gradients, self.optimizer), variables)
-            return self._step_logs(x, total)
+            return total, gradients
 
         def test_step(self, data):
             x = _inputs(data)
@@ -173,6 +237,11 @@ class AdditiveLossModel(keras.Model):
             return [
                 {name: value[i * rows : (i + 1) * rows] for name, value in x.items()} for i in range(self.micro_batches)
             ]
+
+
+def _refuse_other_backends(option):
+    if keras.backend.backend() != "tensorflow":
+        raise NotImplementedError(f"{option} needs the TensorFlow backend; this is {keras.backend.backend()}.")
 
 
 def _refuse(function, args, kwargs, names):

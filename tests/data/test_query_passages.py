@@ -117,6 +117,11 @@ BAD = [
     ({"query": "a", "pos": [{"title": "b"}]}, r"each text of `pos` must be a str; received NoneType"),
     ({"query": "a", "pos": [{"text": "b", "id": 1.5}]}, r"`id` must be a str or an int; received 1.5"),
     ([], r"must be a JSON object"),
+    ({"query": "a", "pos": ["b"], "pos_scores": 3}, r"`pos_scores` must be a list of numbers; received 3"),
+    ({"query": "a", "pos": ["b"], "pos_scores": [1, 2]}, r"`pos_scores` must have a score for each.*2 for 1 passages"),
+    ({"query": "a", "pos": ["b"], "neg_scores": [1]}, r"`neg_scores` must have a score for each.*1 for 0 passages"),
+    ({"query": "a", "pos": ["b"], "pos_scores": ["1"]}, r"each of `pos_scores` must be a finite number.*received '1'"),
+    ({"query": "a", "pos": ["b"], "pos_scores": [float("nan")]}, r"`pos_scores` must be a finite number.*nan"),
 ]
 
 
@@ -183,6 +188,71 @@ def test_ids_of_a_collection_that_do_not_fit(changed, message):
         queries_of_collection(**{**COLLECTION, **changed})
 
 
+# A teacher's scores
+
+
+def scored(number, num_negatives):
+    """The score is in the text."""
+    texts = [f"w{10 * number + i}" for i in range(2 + num_negatives)]
+    scores = tuple(float(text[1:]) for text in texts)
+    return TrainingQuery(f"w{500 + number}", texts[:2], texts[2:], None, None, None, scores[:2], scores[2:])
+
+
+@pytest.mark.parametrize("each_positive", [False, True])
+def test_scores_follow_their_passages(each_positive):
+    options = {"negatives_per_query": 2, "each_positive": each_positive, "queries_per_batch": 3}
+    source = [scored(i, i % 4) for i in range(12)]
+    data, without = quiet(source, with_scores=True, **options), quiet(source, **options)
+    for epoch, index in ((0, 0), (0, 1), (2, 1)):
+        batch = data.batch(epoch, index)
+        scores = batch.pop("teacher_scores")
+        assert scores.dtype == np.float32 and scores.shape == batch["passage_keys"].shape
+        for row, row_scores in zip(batch["passage_token_ids"], scores.tolist(), strict=True):
+            want = [ids[0] - W if ids else np.nan for ids in map(ids_of, row)]
+            np.testing.assert_array_equal(row_scores, want)
+        # Scores change nothing else.
+        other = without.batch(epoch, index)
+        assert batch.keys() == other.keys() and all(np.array_equal(batch[name], other[name]) for name in batch)
+    assert data.facts()["teacher_scores"] > 0 and "teacher_scores" not in without.facts()
+
+
+def test_scores_of_passages_that_are_left_out_go_with_them():
+    query = TrainingQuery("w1", ("", "w2", "W2"), ("w2", "w3", "w3"), None, None, None, (1, 2, 3), (4, 5, 6))
+    batch = quiet([query], negatives_per_query=2, with_scores=True)[0]
+    np.testing.assert_array_equal(batch["teacher_scores"], np.array([[2, 5, np.nan]], "float32"))
+
+
+def test_scores_of_a_file(tmp_path):
+    record = {"query": "w1", "pos": ["w2"], "neg": ["w3"], "pos_scores": [2], "neg_scores": [-1.5]}
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(record))
+    (query,) = read_training_queries(path)
+    assert (query.positive_scores, query.negative_scores) == ((2.0,), (-1.5,))
+    assert quiet(path, negatives_per_query=1, with_scores=True)[0]["teacher_scores"].tolist() == [[2.0, -1.5]]
+    with pytest.warns(UserWarning, match="scores of 1 queries are not used, since `with_scores` is False"):
+        QueryPassages(path, TOKENIZER, negatives_per_query=1, queries_per_batch=1)
+
+
+def test_missing_scores_are_counted_and_named(tmp_path):
+    records = [
+        {"query": "w1", "pos": ["w2"], "neg": ["w3"], "pos_scores": [2], "neg_scores": [1]},
+        {"query": "w4", "pos": ["w5"], "neg": ["w6", "w7", "w8"], "pos_scores": [2], "neg_scores": [None, 1, None]},
+        {"query": "w9", "pos": ["w5"]},
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    with pytest.raises(
+        ValueError, match=r"`with_scores`.*; 3 of 7 have none, for instance at .*jsonl, line 3; .*line 2\. "
+    ):
+        quiet(path, negatives_per_query=1, with_scores=True)
+    with pytest.raises(
+        ValueError, match="query 0: `negative_scores` must have a score for each passage; received 1 for"
+    ):
+        quiet([TrainingQuery("w1", ("w2",), ("w3", "w4"), negative_scores=(1,))])
+    with pytest.raises(ValueError, match="`negatives_per_query` must be at least 1, since `with_scores`.*received 0"):
+        quiet([scored(0, 2)], with_scores=True)
+
+
 # Who is a negative of whom
 
 
@@ -237,7 +307,7 @@ def same(items, ids, contents):
 
 
 @given(SOURCES, st.integers(0, 3), st.booleans())
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_keys_say_exactly_what_answers_what(source, negatives_per_query, each_positive):
     data = quiet(source, queries_per_batch=3, negatives_per_query=negatives_per_query, each_positive=each_positive)
     passages = [p for q in source for p in (*q.positives, *q.negatives)]

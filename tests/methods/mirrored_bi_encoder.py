@@ -40,9 +40,13 @@ def make_queries(number):
     for i in range(number):
         a, b, c = (LETTERS[(i + j) % 20] for j in (0, 1, 5))
         positives = (f"{a} {b} " * (1 + i % 4), f"{b} {a} {c}")
-        queries.append(TrainingQuery(f"{a} {c}", positives[: 1 + i % 2], (f"{b} {c} {b}", f"{c} " * (1 + i % 5))))
+        positives, negatives = positives[: 1 + i % 2], (f"{b} {c} {b}", f"{c} " * (1 + i % 5))
+        scores = (2.0, 1.5)[: len(positives)], (0.1 * i, -1.0)
+        queries.append(TrainingQuery(f"{a} {c}", positives, negatives, None, None, None, *scores))
     same = queries[0].positives[0]
-    return [*queries[:-1], queries[-1]._replace(positives=(*queries[-1].positives, same))]
+    last = queries[-1]
+    positives, scores = (*last.positives, same), (*last.positive_scores, 1.0)
+    return [*queries[:-1], last._replace(positives=positives, positive_scores=scores)]
 
 
 def make_encoder(seed=0, **options):
@@ -54,9 +58,10 @@ def make_encoder(seed=0, **options):
     return encoder
 
 
-def make_retriever(learning_rate=0.1, micro_batches=1, **options):
+def make_retriever(learning_rate=0.1, gradient_cache_rows=None, **options):
     retriever = BiEncoder(make_encoder(), make_tokenizer(), **options)
-    retriever.compile(keras.optimizers.SGD(learning_rate, global_clipnorm=1.0), micro_batches=micro_batches)
+    optimizer = keras.optimizers.SGD(learning_rate, global_clipnorm=1.0)
+    retriever.compile(optimizer, gradient_cache_rows=gradient_cache_rows)
     return retriever
 
 
@@ -80,14 +85,18 @@ def main(folder, replicas):
         shared = _train(11, symmetric=True)
         towers = {"passage_encoder": make_encoder(1), "projection_size": 6, "pooling": "mean", "similarity": "dot"}
         apart = _train(9, temperature=1.0, **towers)
-    for name, (logs, weights) in {"shared": shared, "apart": apart}.items():
+        # Two devices let one query at a time through their encoders, one device all four.
+        taught = {"distillation": "kl", "temperature": 0.5, "matryoshka_sizes": [4, 8], "matryoshka_weights": [2, 0.5]}
+        cached = _train(11, **taught, gradient_cache_rows=1 if replicas > 1 else None)
+    for name, (logs, weights) in {"shared": shared, "apart": apart, "cached": cached}.items():
         np.savez(folder / f"{name}-{replicas}.npz", **weights)
         (folder / f"{name}-{replicas}.json").write_text(json.dumps(logs))
 
 
 def _train(number, **options):
     retriever = make_retriever(**options)
-    history = retriever.fit(make_data(retriever, number), epochs=3, verbose=0)
+    data = make_data(retriever, number, with_scores=retriever.distillation is not None)
+    history = retriever.fit(data, epochs=3, verbose=0)
     return history.history, weights_of(retriever)
 
 

@@ -91,7 +91,7 @@ class Batches(EpochDataset):
         return context_batch(seed, 3 if index == 3 else 4, language=language, **options)
 
 
-def make_ccp(learning_rate=0.05, micro_batches=1, config=CONFIG, **options):
+def make_ccp(learning_rate=0.05, micro_batches=1, gradient_cache_rows=None, config=CONFIG, **options):
     keras.utils.set_random_seed(0)
     encoder = build_transformer_model(config, application="encoder", with_mlm="linear")
     for variable in encoder.trainable_variables:
@@ -99,7 +99,8 @@ def make_ccp(learning_rate=0.05, micro_batches=1, config=CONFIG, **options):
             variable.assign(3 * variable)  # so that the losses differ from those of a network without signal
     settings = {"bank_size": 10, "languages": LANGUAGES, "projection_size": 8, "warmup_updates": 2, **options}
     ccp = CCP(encoder, **settings)
-    ccp.compile(keras.optimizers.SGD(learning_rate, global_clipnorm=1.0), micro_batches=micro_batches)
+    optimizer = keras.optimizers.SGD(learning_rate, global_clipnorm=1.0)
+    ccp.compile(optimizer, micro_batches=micro_batches, gradient_cache_rows=gradient_cache_rows)
     return ccp
 
 
@@ -120,6 +121,7 @@ def main(folder, replicas):
             _train({}, folder / "checkpoints", epochs=1)
             results["resumed"] = _train({}, folder / "checkpoints")
             results["apart"] = _train({"synchronized": False}, epochs=1, num_batches=3)
+            results["cached"] = _train({"gradient_cache_rows": 3})
             results["in_parts"] = _train({"micro_batches": 2}, epochs=1, num_batches=3)
     for name, (logs, variables) in results.items():
         np.savez(folder / f"{name}-{replicas}.npz", **variables)

@@ -17,6 +17,7 @@ from simretro.models import SentenceEncoder, build_transformer_model, export_wei
 from simretro.training import TrainingCheckpoint, build_optimizer
 from tests.reference.harness import to_numpy
 from tests.test_losses_contrastive import numpy_loss
+from tests.test_losses_distillation import numpy_distillation
 
 pytestmark = pytest.mark.backends
 BACKEND = keras.backend.backend()
@@ -203,6 +204,111 @@ def test_half_precision_gives_the_loss_of_float32(dtype):
     assert np.isfinite(model.encode(TEXTS[:4])).all()
 
 
+# Beginnings of the vectors, a teacher
+
+
+def scored_data(model, **options):
+    return make_data(model, with_scores=True, **options)
+
+
+def loss_at(model, batch, size=None):
+    """(contrastive loss, distillation loss) of the first `size` numbers of what the model encodes, by NumPy."""
+    raw = {"normalize": False}
+    queries = model.encode_queries(texts_of(model, batch["query_token_ids"]), **raw)[:, :size]
+    passages = model.encode_passages(texts_of(model, batch["passage_token_ids"]), **raw)[:, :size]
+    keys = batch["passage_keys"]
+    left_out = np.array([[key < 0 or key in row for key in keys.ravel()] for row in batch["positive_keys"]])
+    contrastive, _ = numpy_loss(queries, passages, model.temperature, None, left_out, model.similarity)
+    if model.similarity == "cosine":
+        queries, passages = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, passages))
+    groups = passages.reshape(*keys.shape, -1)
+    scores = np.einsum("qd,qgd->qg", queries.astype("float64"), groups) / model.temperature
+    kind, teacher = model.distillation or "kl", batch["teacher_scores"]
+    return contrastive, numpy_distillation(scores, teacher, kind, model.teacher_temperature)[0]
+
+
+@pytest.mark.parametrize("kind, similarity", [("kl", "cosine"), ("margin_mse", "dot")])
+def test_a_teacher_has_its_share_of_the_loss(kind, similarity):
+    """Empty places, which have no score, are no passages of the teacher's."""
+    model = make(distillation=kind, distillation_weight=0.25, teacher_temperature=2.0, similarity=similarity)
+    batch = scored_data(model, negatives_per_query=3).batch(0, 0)
+    assert np.isnan(batch["teacher_scores"]).sum() == 5
+    contrastive, distilled = loss_at(model, batch)
+    logs = evaluated(model, batch)
+    assert set(logs) == {"loss", "contrastive_loss", "contrastive_accuracy", "distillation_loss"}
+    assert logs["distillation_loss"] == pytest.approx(distilled, rel=1e-4)
+    assert logs["contrastive_loss"] == pytest.approx(contrastive, rel=1e-4)
+    assert logs["loss"] == pytest.approx(0.75 * contrastive + 0.25 * distilled, rel=1e-4)
+
+
+def test_beginnings_of_the_vectors_have_losses_of_their_own():
+    options = {"distillation": "kl", "distillation_weight": 0.5, "temperature": 0.5}
+    model = make(matryoshka_sizes=(8, 4), matryoshka_weights=(0.5, 2), **options)
+    batch = scored_data(model).batch(0, 0)
+    losses = {size: loss_at(model, batch, size) for size in (None, 8, 4)}
+    logs = evaluated(model, batch)
+    assert len(logs) == 1 + 3 * 3
+    for size, (contrastive, distilled) in losses.items():
+        end = "" if size is None else f"_{size}"
+        assert logs[f"contrastive{end}_loss"] == pytest.approx(contrastive, rel=1e-4)
+        assert logs[f"distillation{end}_loss"] == pytest.approx(distilled, rel=1e-4)
+    want = np.average([np.mean(losses[size]) for size in (None, 8, 4)], weights=[1, 0.5, 2])
+    assert logs["loss"] == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_teacher_and_short_vectors_are_learnt_from():
+    model = make(distillation="kl", distillation_weight=1.0, temperature=0.2, matryoshka_sizes=[4])
+    model.compile(build_optimizer("adamw", 1e-2))
+    logs = model.fit(scored_data(model), epochs=40, verbose=0).history
+    for name in ("distillation_loss", "distillation_4_loss"):
+        assert logs[name][-1] < 0.5 * logs[name][0]
+
+
+@tensorflow_only
+def test_parts_of_a_batch_share_the_scores():
+    """`micro_batches`: the mean is over the scores of all parts, however many each has."""
+    options = {"distillation": "margin_mse", "distillation_weight": 1.0, "similarity": "dot"}
+    whole = make(**options)
+    batch = scored_data(whole, queries_per_batch=4, negatives_per_query=3, drop_remainder=True).batch(0, 1)
+    batch["teacher_scores"][0, 1:] = np.nan  # two scores in the first half, four in the second
+    parts = make(**options)
+    parts.compile(keras.optimizers.SGD(0.0), micro_batches=2, run_eagerly=True)
+    logs = parts.fit(batch, batch_size=4, verbose=0).history
+    want = loss_at(whole, batch)[1]
+    assert logs["loss"][0] == pytest.approx(want, rel=1e-4) == logs["distillation_loss"][0]
+
+
+def test_data_and_teacher_must_fit():
+    plain, taught = make(), make(distillation="kl")
+    with pytest.raises(ValueError, match="`x` has a teacher's scores .*but `distillation` is None"):
+        plain.fit(scored_data(plain), verbose=0)
+    with pytest.raises(ValueError, match="lacks `teacher_scores`: .*`with_scores=True`"):
+        evaluated(taught, make_data(taught).batch(0, 0))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"distillation": "mse"}, "`distillation` must be 'kl', 'margin_mse' or None; received 'mse'"),
+        ({"distillation_weight": 0}, r"`distillation_weight` must be in \(0, 1\]; received 0"),
+        ({"distillation_weight": 1.5}, "`distillation_weight`.*received 1.5"),
+        ({"teacher_temperature": 0}, "`teacher_temperature` must be positive; received 0"),
+        ({"matryoshka_sizes": [8, 16]}, r"`matryoshka_sizes` must be different sizes below 16.*\[8, 16\]"),
+        ({"matryoshka_sizes": [8], "projection_size": 8}, "`matryoshka_sizes` must be different sizes below 8"),
+        ({"matryoshka_sizes": [8, 8]}, "`matryoshka_sizes` must be different"),
+        ({"matryoshka_sizes": []}, "`matryoshka_sizes` must be different"),
+        ({"matryoshka_sizes": [0]}, "`matryoshka_sizes` must be an int of at least 1; received 0"),
+        ({"matryoshka_sizes": [8], "matryoshka_weights": [1, 2]}, "`matryoshka_weights` must be 1 numbers"),
+        ({"matryoshka_sizes": [8], "matryoshka_weights": [-1]}, r"`matryoshka_weights`.*at least 0.*\[-1.0\]"),
+        ({"matryoshka_weights": [1]}, "`matryoshka_weights` need `matryoshka_sizes`"),
+    ],
+)
+def test_bad_settings_of_teacher_and_beginnings(options, message):
+    with pytest.raises(ValueError, match=message):
+        BiEncoder(make_encoder(), **options)
+
+
 # Vectors
 
 
@@ -264,7 +370,7 @@ def test_training_moves_projected_vectors_of_an_encoder_at_hand():
 SAVED = {
     "cls": {"query_prefix": "k: ", "passage_maxlen": 12, "maxlen": 20, "temperature": 0.02, "symmetric": True},
     "pooler": {"pooling": "pooler", "similarity": "dot"},
-    "projected": {"pooling": "mean", "projection_size": 5},
+    "projected": {"pooling": "mean", "projection_size": 5, "matryoshka_sizes": [2, 4], "distillation": "kl"},
     "towers": {**MODES["towers"], "pooling": "mean"},
 }
 
@@ -274,8 +380,10 @@ def test_a_folder_keeps_it_all(mode, tmp_path):
     model = make(**SAVED[mode])
     model.save_pretrained(tmp_path / "retriever", facts={"steps": 3})
     loaded = BiEncoder.from_pretrained(tmp_path / "retriever")
-    assert loaded._settings() == model._settings() and loaded._settings().items() >= {
-        (k, v) for k, v in SAVED[mode].items() if k != "passage_encoder"
+    settings = loaded._settings()
+    assert settings == model._settings()
+    assert {k: settings[k] for k in SAVED[mode] if k != "passage_encoder"} == {
+        k: v for k, v in SAVED[mode].items() if k != "passage_encoder"
     }
     for got, want in zip(arrays_of(loaded), arrays_of(model), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -312,6 +420,13 @@ def test_a_sentence_transformers_folder(pooling, tmp_path):
         (tmp_path / "st" / name).unlink(missing_ok=True)
     loaded = BiEncoder.from_pretrained(tmp_path / "st", similarity="dot")
     assert (loaded.pooling, loaded.maxlen, loaded.similarity) == (pooling, 20, "dot")
+
+
+def test_recomputing_is_asked_for_when_loading(tmp_path):
+    make(**TWO).save_pretrained(tmp_path / "retriever")
+    loaded = BiEncoder.from_pretrained(tmp_path / "retriever", recompute=True, dropout_rate=0.25)
+    for encoder in (loaded.encoder, loaded.passage_encoder):
+        assert encoder.recompute and encoder.config["hidden_dropout_prob"] == 0.25
 
 
 def test_pre_trained_encoders_start_a_retriever(tmp_path):
@@ -423,3 +538,9 @@ def test_loss_of_vectors_on_the_device_is_float32():
     vectors = model({k: ops.convert_to_tensor(v) for k, v in make_data(model).batch(0, 0).items()}, training=False)
     assert {name: tuple(v.shape) for name, v in vectors.items()} == {"queries": (5, 4), "passages": (5, 3, 4)}
     assert all("float32" in str(v.dtype) for v in vectors.values())
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has it")
+def test_backends_without_a_gradient_cache_say_so():
+    with pytest.raises(NotImplementedError, match=f"`gradient_cache_rows=4` needs the TensorFlow backend.*{BACKEND}"):
+        make().compile("sgd", gradient_cache_rows=4)

@@ -12,7 +12,8 @@ STATE = ("bank/vectors", "bank/pointer", "bank/filled", "moving_mean", "moving_v
 def test_two_devices_equal_one(tmp_path):
     """Variables (so gradients) and all logs agree, with a torn pair in a short batch, and after a resume."""
     one, two = train("mirrored_ccp.py", tmp_path, 1), train("mirrored_ccp.py", tmp_path, 2)
-    for name in ("together", "by_target"):
+    one["cached"] = one["together"]  # a gradient cache on two devices, none on one
+    for name in ("together", "by_target", "cached"):
         (logs, variables), (other_logs, other_variables) = one[name], two[name]
         assert set(logs) == {
             *("loss", "mlm_loss", "mlm_accuracy", "context_loss", "context_accuracy", "context_chance")
