@@ -2,10 +2,13 @@
 
 import argparse
 import contextlib
+import json
 import sys
 from pathlib import Path
 
 import keras
+
+from simretro.files import atomic_file
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -57,3 +60,28 @@ def free_folder(folder, resume):
         free = folder.with_name(f"{folder.name}-{number}")
         number += 1
     return free
+
+
+def deciding(options, free):
+    """The options that decide the weights: all but those in `free`."""
+    return {name: str(value) for name, value in vars(options).items() if name not in free}
+
+
+def write_options(options, free):
+    """Keeps the options in the folder of the run, for `check_same`."""
+    options.output.mkdir(parents=True, exist_ok=True)
+    with atomic_file(options.output / "options.json", "w") as file:
+        json.dump(deciding(options, free), file, indent=1)
+
+
+def check_same(options, free):
+    """Ends the program if a run is to be resumed with other options than those that it began with."""
+    path = options.output / "options.json"
+    before = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    changes = [(name, before.get(name, value), value) for name, value in deciding(options, free).items()]
+    told = [f"--{name.replace('_', '-')} was {old}, is {new}" for name, old, new in changes if old != new]
+    if told:
+        stop(
+            f"--resume: the run in {options.output} was begun with other options: {'; '.join(told)}. To go on with "
+            f"these, begin another run with --init {options.output / 'model'}"
+        )

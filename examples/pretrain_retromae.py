@@ -9,7 +9,6 @@ pre-training bought is then shown by fine-tuning, on questions about modules tha
 """
 
 import argparse
-import json
 import os
 import random
 import warnings
@@ -22,12 +21,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import python_docs
-from command_line import HelpFormatter, add_strategy, free_folder, one_line_errors, stop, strategy_scope
+from command_line import (
+    HelpFormatter,
+    add_strategy,
+    check_same,
+    free_folder,
+    one_line_errors,
+    stop,
+    strategy_scope,
+    write_options,
+)
 from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, build_transformer_model, train_wordpiece
 from simretro.checkpoints import read_config
 from simretro.data import iter_documents, queries_of_collection
 from simretro.evaluation import bm25_run, evaluate_retrieval, read_beir, retrieval_metrics
-from simretro.files import atomic_file
 from simretro.tokenizers import TruncationWarning
 from simretro.training import (
     EmbeddingMonitor,
@@ -219,30 +226,10 @@ def pretrain(mae, data, source, options):
     """Trains with checkpoints and monitors; returns the logs of all epochs."""
     with one_line_errors():
         callbacks, checkpoint, first_epoch = prepare(mae, data, source, options)
-        options.output.mkdir(parents=True, exist_ok=True)
-        with atomic_file(options.output / "options.json", "w") as file:
-            json.dump(deciding(options), file, indent=1)
+        write_options(options, FREE_ON_RESUME)
     if options.max_steps is None or checkpoint.step < options.max_steps:
         mae.fit(data, epochs=options.epochs, initial_epoch=first_epoch, callbacks=callbacks)
     return checkpoint.history
-
-
-def deciding(options):
-    """The options that decide the weights."""
-    return {name: str(value) for name, value in vars(options).items() if name not in FREE_ON_RESUME}
-
-
-def check_same(options):
-    """A run is resumed with the options that it began with."""
-    path = options.output / "options.json"
-    before = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    changes = [(name, before.get(name, value), value) for name, value in deciding(options).items()]
-    told = [f"--{name.replace('_', '-')} was {old}, is {new}" for name, old, new in changes if old != new]
-    if told:
-        stop(
-            f"--resume: the run in {options.output} was begun with other options: {'; '.join(told)}. To go on with "
-            f"these, begin another run with --init {options.output / 'model'}"
-        )
 
 
 def probe_texts(source, options):
@@ -310,7 +297,7 @@ def main(arguments: Sequence[str] | None = None):
     options = parse_arguments(arguments)
     options.output = free_folder(options.output, options.resume)
     if options.resume:
-        check_same(options)
+        check_same(options, FREE_ON_RESUME)
     # Texts that are encoded to measure something are cut to `--maxlen` on purpose.
     warnings.simplefilter("ignore", TruncationWarning)
     warnings.filterwarnings("ignore", "Gradients do not exist for variables .'mlm_head")  # while it is fine-tuned

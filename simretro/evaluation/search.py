@@ -1,14 +1,15 @@
 """Runs of a collection: by the vectors of an encoder, or by BM25."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from simretro.arguments import check_int
 from simretro.evaluation.collections import RetrievalCollection
 from simretro.evaluation.ranking import RetrievalResult, retrieval_metrics
-from simretro.retrieval import ExactIndex
+from simretro.retrieval import EncodedCorpus, ExactIndex
+from simretro.retrieval.encoders import SIMILARITIES
 
 # A word of letters and digits; scripts that do not put spaces between words are cut into their characters.
 _WORDS = re.compile(
@@ -23,8 +24,9 @@ def search_collection(
     top_k: int = 100,
     encode_queries: Callable | None = None,
     block_size: int = 16_384,
+    similarity: str = "cosine",
 ) -> dict[str, dict[str, float]]:
-    """Searches the documents nearest to each query by cosine, with the exact index.
+    """Searches the documents nearest to each query; every one is compared.
 
     Args:
         encode: called with a list of M texts, returns numbers (M, d), which need not be normalised. Options go into a
@@ -33,24 +35,48 @@ def search_collection(
         top_k: int >= 1, documents per query; at least the largest cut-off of the metrics.
         encode_queries: as `encode`, for the queries; None = `encode`.
         block_size: int >= 1, documents that are given to `encode` at once; all vectors stay in memory.
-    Returns: {query id: {document id: cosine}}, best first. Of documents with equal cosines at the end of the list,
-        those that come first in the collection are kept.
+        similarity: "cosine", or "dot" for models that were trained so (`BiEncoder.similarity`): vectors must be
+            compared in search as in training.
+    Returns: {query id: {document id: score}}, best first. Of documents with equal scores at the end of the list, those
+        that come first in the collection are kept.
     Raises: ValueError for a value out of range, or if `encode` returns another number of rows or numbers that are not
         finite.
     """
     check_int("block_size", block_size, 1)
     check_int("top_k", top_k, 1)
-    documents, index = list(collection.documents), ExactIndex()
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"`similarity` must be one of {SIMILARITIES}; received {similarity!r}.")
+    documents, index, blocks = list(collection.documents), ExactIndex(), []
     for start in range(0, len(documents), block_size):
         ids = documents[start : start + block_size]
-        index.add(_vectors(encode, [collection.documents[i] for i in ids], "encode"), ids)
+        vectors = _vectors(encode, [collection.documents[i] for i in ids], "encode")
+        if similarity == "cosine":
+            index.add(vectors, ids)
+        else:
+            blocks.append(vectors)
+    if similarity == "dot":
+        index = EncodedCorpus.of_vectors(np.concatenate(blocks), documents, "dot")
     name = "encode" if encode_queries is None else "encode_queries"
     queries = _vectors(encode_queries or encode, list(collection.queries.values()), name)
-    scores, found = index.search(queries, top_k)
-    return {
-        query: {documents[i]: score for i, score in zip(row, row_scores, strict=True)}
-        for query, row, row_scores in zip(collection.queries, found.tolist(), scores.tolist(), strict=True)
-    }
+    return _run(collection.queries, documents, *index.search(queries, top_k))
+
+
+def search_encoded(
+    encode_queries: Callable, queries: Mapping[str, str], corpus: EncodedCorpus, top_k: int = 100, **options
+) -> dict[str, dict[str, float]]:
+    """Searches a corpus that was encoded to disk.
+
+    Args:
+        encode_queries: called with a list of M texts, returns numbers (M, d).
+        queries: {query id: text}.
+        corpus: see `EncodedCorpus.load`; it knows how vectors are compared.
+        top_k: int >= 1, documents per query.
+        options: `rescore_multiplier`, see `EncodedCorpus.search`.
+    Returns: {query id: {document id: score}}, best first, equal scores in the order of the corpus.
+    Raises: ValueError, see `EncodedCorpus.search`; if `encode_queries` returns another number of rows.
+    """
+    vectors = _vectors(encode_queries, list(queries.values()), "encode_queries")
+    return _run(queries, corpus.ids, *corpus.search(vectors, top_k, **options))
 
 
 def evaluate_retrieval(
@@ -60,16 +86,17 @@ def evaluate_retrieval(
     top_k: int = 100,
     encode_queries: Callable | None = None,
     seed: int = 0,
+    similarity: str = "cosine",
 ) -> RetrievalResult:
     """Encodes a collection, searches it and measures what is found.
 
     Args:
-        encode, collection, top_k, encode_queries: see `search_collection`.
+        encode, collection, top_k, encode_queries, similarity: see `search_collection`.
         metrics, seed: see `retrieval_metrics`.
     Returns: a `RetrievalResult`: means, bootstrap intervals, the values of each query, and the run.
     Raises: ImportError without `ir-measures`; ValueError, see the two functions.
     """
-    run = search_collection(encode, collection, top_k, encode_queries)
+    run = search_collection(encode, collection, top_k, encode_queries, similarity=similarity)
     return retrieval_metrics(run, collection.qrels, metrics, seed)
 
 
@@ -114,6 +141,13 @@ def bm25_run(
         best = _best(model.get_scores_from_ids(known), top_k) if known else []
         run[query] = {ids[place]: float(score) for place, score in best}
     return run
+
+
+def _run(queries, documents, scores, rows):
+    return {
+        query: {documents[i]: score for i, score in zip(row, row_scores, strict=True)}
+        for query, row, row_scores in zip(queries, rows.tolist(), scores.tolist(), strict=True)
+    }
 
 
 def _words(text):

@@ -3,8 +3,9 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from simretro.files import read_whole
 from simretro.models.builder import build_transformer_model
 from simretro.models.compiled import compiled
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
+from simretro.models.engines import KERAS, check_engine, engine_of
 from simretro.models.folders import write_folder
 from simretro.models.pooling import check_pooling, new_projection, text_vectors
 from simretro.models.weights import export_part, load_part, named_variables
@@ -31,6 +33,7 @@ _LENGTH_MULTIPLE = 8
 _WINDOW = 16_384  # texts that are tokenised and sorted together
 _LONG_INPUT = 2_000  # texts from which a progress bar is shown
 _TOKENS_PER_TEXT = 64  # `batch_size` counts texts of this length
+_MOST_ENGINE_TOKENS = 512  # of a batch on an engine: what a block computes of them stays in the processor's caches
 
 
 class SentenceEncoder:
@@ -43,7 +46,11 @@ class SentenceEncoder:
         normalize: bool, whether vectors have length 1 unless `encode` is told otherwise.
         maxlen: int, longest text in tokens, the special ones included; None = `max_position_embeddings` of the config.
         projection: linear layer to shorter vectors, see `new_projection`; None = the encoder's own.
-    Raises: ValueError for a pooling that the encoder cannot give, or a `maxlen` beyond the position table.
+        engine: what computes, unless `encode` is told otherwise: "keras", or, on a CPU, "onnx" (ONNX Runtime),
+            "openvino" (both give the vectors of Keras, in less time) or "openvino-int8" (faster still where the
+            processor multiplies 8-bit numbers, with AVX-512 VNNI for instance, and a little different).
+    Raises: ValueError for a pooling that the encoder cannot give, a `maxlen` beyond the position table, or an `engine`
+        that is unknown.
     """
 
     def __init__(
@@ -54,7 +61,9 @@ class SentenceEncoder:
         normalize: bool = True,
         maxlen: int | None = None,
         projection: keras.layers.Dense | None = None,
+        engine: str = KERAS,
     ):
+        check_engine(engine)
         check_pooling(encoder, pooling)
         check_vocabulary(encoder.config, tokenizer)
         check_maxlen(encoder.config, maxlen)
@@ -64,6 +73,7 @@ class SentenceEncoder:
         self.pooling = pooling
         self.normalize = normalize
         self.projection = projection
+        self.engine = engine
         # A rotary model has no limit, but the work grows with the square of the length.
         self.maxlen = maxlen or limit or encoder.config["max_position_embeddings"]
 
@@ -74,7 +84,7 @@ class SentenceEncoder:
         Args:
             name_or_path: see `simretro.checkpoints.read_checkpoint`.
             revision: of a model on the hub.
-            overrides: `pooling`, `normalize`, `maxlen` in place of what the folder says.
+            overrides: `pooling`, `normalize`, `maxlen` in place of what the folder says; `engine`.
         Raises: ValueError if the folder's vectors come from stages that simretro does not have.
         """
 
@@ -150,6 +160,7 @@ class SentenceEncoder:
         batch_size: int = 32,
         normalize: bool | None = None,
         show_progress: bool | None = None,
+        engine: str | None = None,
     ) -> np.ndarray:
         """Encodes texts.
 
@@ -161,13 +172,21 @@ class SentenceEncoder:
             batch_size: int, texts of 64 tokens in a batch; of shorter texts a batch holds more, of longer ones fewer.
             normalize: bool, vectors of length 1; None = as the encoder was made.
             show_progress: bool; None = for lists of 2,000 texts or more.
+            engine: str, what computes, see the constructor; None = as the encoder was made. It is made ready on the
+                first call, and again when the weights have changed.
         Returns: float32 (N, `dimension`), in the order of the texts; (0, `dimension`) for none.
-        Raises: TypeError if `texts` is a str or holds anything else; ValueError if `batch_size` is below 1.
+        Raises:
+            TypeError: if `texts` is a str or holds anything else.
+            ValueError: if `batch_size` is below 1, or the engine is unknown.
+            ImportError: without the packages of the engine.
         """
         if isinstance(texts, str):
             raise TypeError("`texts` must be a list of str; received one str. Write `encode([text])`.")
         batch_size = check_int("batch_size", batch_size, 1)
         normalize = self.normalize if normalize is None else normalize
+        engine = self.engine if engine is None else engine
+        check_engine(engine)
+        run = self._runner(engine, batch_size, normalize)
         total = len(texts) if hasattr(texts, "__len__") else None
         if show_progress is None:
             show_progress = total is not None and total >= _LONG_INPUT
@@ -175,7 +194,7 @@ class SentenceEncoder:
         windows, done, cut = [], 0, []
         for window in _windows(texts):
             vectors = np.empty((len(window), self.dimension), "float32")
-            for chosen, batch_vectors in self._encode_window(window, batch_size, normalize, cut):
+            for chosen, batch_vectors in self._encode_window(window, run, cut):
                 vectors[chosen] = batch_vectors
                 done += len(chosen)
                 if progress:
@@ -187,20 +206,40 @@ class SentenceEncoder:
             TruncationWarning.teller(self.maxlen, done)(*np.sum(cut, axis=0))
         return np.concatenate(windows) if windows else np.zeros((0, self.dimension), "float32")
 
-    def _encode_window(self, texts, batch_size, normalize, cut):
+    def _encode_window(self, texts, run, cut):
         token_ids, _ = self.tokenizer.encode_batch(
             texts, maxlen=self.maxlen, on_truncation=lambda *counts: cut.append(counts)
         )
         pad = self.tokenizer.pad_token_id
         lengths = token_ids.shape[1] - np.argmax(token_ids[:, ::-1] != pad, axis=1)
+        parts = list(batches_by_length(lengths, run.tokens_per_batch, run.length_multiple))
+        batches = (self._padded(token_ids[chosen, :width], width) for chosen, width in parts)
+        for (chosen, _), vectors in zip(parts, run.vectors(batches), strict=True):
+            yield chosen, vectors
+
+    def _padded(self, token_ids, width):
+        width = min(width, self.maxlen or width)  # the rounding must not leave the position table
+        batch = np.full((len(token_ids), width), self.tokenizer.pad_token_id, "int32")
+        batch[:, : token_ids.shape[1]] = token_ids[:, :width]
+        return batch
+
+    def _runner(self, engine, batch_size, normalize):
+        tokens = batch_size * _TOKENS_PER_TEXT
+        if engine != KERAS:
+            compute = engine_of(engine, self.encoder, self.pooling, self.projection).vectors
+            vectors = (lambda batches: map(_unit_rows, compute(batches))) if normalize else compute
+            return _Runner(vectors, min(tokens, _MOST_ENGINE_TOKENS), 1)
         at_once = normalize and self.projection is None
         function = compiled(self.encoder, ("encode", self.pooling, at_once), lambda: self._function(at_once))
-        for chosen, width in batches_by_length(lengths, batch_size * _TOKENS_PER_TEXT):
-            width = min(width, self.maxlen or width)  # the rounding must not leave the position table
-            batch = np.full((len(chosen), width), pad, "int32")
-            batch[:, : token_ids.shape[1]] = token_ids[chosen, :width]
+        # A projection in NumPy: the compiled function is the encoder's, and knows the encoder's weights only.
+        kernel = None if self.projection is None else ops.convert_to_numpy(self.projection.kernel)
+
+        def vectors_of(batch):
             vectors = ops.convert_to_numpy(function(batch))
-            yield chosen, vectors if self.projection is None else self._project(vectors, normalize)
+            vectors = vectors if kernel is None else vectors @ kernel
+            return _unit_rows(vectors) if normalize and not at_once else vectors
+
+        return _Runner(lambda batches: map(vectors_of, batches), tokens)
 
     def _function(self, normalize):
         encoder, pooling = self.encoder, self.pooling
@@ -211,27 +250,35 @@ class SentenceEncoder:
 
         return function
 
-    def _project(self, vectors, normalize):
-        # In NumPy: the compiled function is the encoder's, and knows the encoder's weights only.
-        vectors = vectors @ ops.convert_to_numpy(self.projection.kernel)
-        if not normalize:
-            return vectors
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.where(lengths > 0, lengths, 1)
+
+class _Runner(NamedTuple):
+    """How batches are computed."""
+
+    vectors: Callable[[Iterable[np.ndarray]], Iterator[np.ndarray]]  # int32 (B, L) each -> float32 (B, D) each
+    tokens_per_batch: int
+    length_multiple: int = _LENGTH_MULTIPLE  # each length is another graph to Keras
 
 
-def batches_by_length(lengths: np.ndarray, tokens_per_batch: int) -> Iterator[tuple[np.ndarray, int]]:
+def _unit_rows(vectors):
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1)
+
+
+def batches_by_length(
+    lengths: np.ndarray, tokens_per_batch: int, multiple: int = _LENGTH_MULTIPLE
+) -> Iterator[tuple[np.ndarray, int]]:
     """Cuts texts into batches of like length and about the same number of tokens, longest first.
 
     Args:
         lengths: int (N,).
         tokens_per_batch: int.
-    Yields: (indices of the texts, common width: a multiple of 8).
+        multiple: int, of which the common width is one.
+    Yields: (indices of the texts, common width).
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        width = round_up(lengths[order[start]], _LENGTH_MULTIPLE)
+        width = round_up(lengths[order[start]], multiple)
         stop = start + max(1, tokens_per_batch // width)
         yield order[start:stop], width
         start = stop

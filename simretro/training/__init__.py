@@ -4,7 +4,9 @@ import importlib
 
 _HOMES = {
     "AdamW": "optimizers",
+    "CrossLingualMonitor": "cross_lingual_monitor",
     "EmbeddingMonitor": "embedding_monitor",
+    "HardNegativeMining": "hard_negatives",
     "LearningRate": "callbacks",
     "PeriodicEvaluation": "periodic",
     "PiecewiseLinear": "schedules",
@@ -15,7 +17,6 @@ _HOMES = {
     "averaged_weights": "averages",
     "build_optimizer": "optimizers",
     "check_distribution": "guards",
-    "embedding_statistics": "embedding_monitor",
     "latest_checkpoint": "store",
     "mean_tokens_per_step": "callbacks",
 }

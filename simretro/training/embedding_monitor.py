@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from simretro.arguments import warn
+from simretro.evaluation import embedding_statistics
 from simretro.training.periodic import PeriodicEvaluation
 
 # Vectors that are below both have collapsed, see `EmbeddingMonitor`; the rank as a share of min(N - 1, d).
 _LEAST_STD = 0.01
 _LEAST_RANK_SHARE = 0.15
 _LEAST_TEXTS = 16
-# Singular values of unit vectors in float32 below this times sqrt(N) are rounding.
-_ROUNDING = 1e-6
 
 
 class EmbeddingMonitor(PeriodicEvaluation):
@@ -83,52 +82,3 @@ class EmbeddingMonitor(PeriodicEvaluation):
             f"{len(self.texts)} different texts is {found[f'{self.name}_mean_cosine']:.7f}. Go back to a checkpoint "
             "before it and try a lower `learning_rate`, more `warmup_steps` or gradient clipping."
         )
-
-
-def embedding_statistics(vectors) -> dict[str, float]:
-    """How evenly vectors are spread over the directions; their lengths do not count.
-
-    With the unit vectors u_i, their mean over all pairs i < j and their centred matrix:
-
-    - `std`: standard deviation of a coordinate, mean over the coordinates, times sqrt(d); 1 = the same in all
-      directions, 0 = all vectors are equal;
-    - `uniformity`: log mean exp(-2 |u_i - u_j|^2), 0 = all equal, about -4 for many vectors in all directions;
-    - `effective_rank`: exp of the entropy of the singular values over their sum, the number of directions in which
-      the vectors differ, from 1 to min(N - 1, d); 0 = all are equal up to the rounding of float32;
-    - `mean_cosine`: mean of u_i · u_j, 1 = all equal.
-
-    Args:
-        vectors: numbers (N, d), N >= 2; a vector of zeros stays one.
-    Returns: {name: float}.
-    Raises: ValueError for another shape or numbers that are not finite.
-    Reference: Wang and Isola, 2020, https://arxiv.org/abs/2005.10242 (uniformity); Roy and Vetterli, 2007, The
-        effective rank, EUSIPCO.
-    """
-    vectors = np.asarray(vectors, "float64")
-    if vectors.ndim != 2 or len(vectors) < 2 or not vectors.shape[1]:
-        raise ValueError(f"`vectors` must be (N, d) with at least 2 rows; received shape {vectors.shape}.")
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise ValueError(f"`vectors` must be finite; row {row} is not. The model may have diverged.")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / np.where(lengths > 0, lengths, 1)
-    centred = units - units.mean(axis=0)
-    left, right = np.triu_indices(len(units), k=1)
-    # From the centred vectors: of nearly equal ones the products of the units would leave only rounding.
-    squares = (centred**2).sum(axis=1)
-    distances = np.maximum(squares[left] + squares[right] - 2 * (centred @ centred.T)[left, right], 0)
-    return {
-        "std": float(centred.std(axis=0).mean() * centred.shape[1] ** 0.5),
-        "uniformity": float(np.log(np.exp(-2 * distances).mean())),
-        "effective_rank": _effective_rank(centred),
-        "mean_cosine": float((units @ units.T)[left, right].mean()),
-    }
-
-
-def _effective_rank(centred):
-    values = np.linalg.svd(centred, compute_uv=False)
-    values = values[values > _ROUNDING * len(centred) ** 0.5]
-    if not len(values):
-        return 0.0
-    shares = values / values.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 import pretrain_retromae
 import python_docs
+from command_line import deciding
 from simretro import RetroMAE, SentenceEncoder, Tokenizer, build_transformer_model, train_wordpiece
 from simretro.models import write_folder
 
@@ -301,7 +302,7 @@ def test_a_resumed_run_with_other_options_is_refused_naming_them(corpus, tmp_pat
     output = tmp_path / "run"
     (output / "checkpoints").mkdir(parents=True)
     options = ["--quick", *command_line("--corpus", corpus, "--output", output)]
-    begun = pretrain_retromae.deciding(pretrain_retromae.parse_arguments(options))
+    begun = deciding(pretrain_retromae.parse_arguments(options), pretrain_retromae.FREE_ON_RESUME)
     (output / "options.json").write_text(json.dumps(begun))
     other = ["--mask-rate", 0.4, "--bow-weight", 0.1, "--save-steps", 7]  # how often it saves is free
     message = fails(capsys, *options, *other, "--resume")

@@ -1,4 +1,3 @@
-import math
 import warnings
 
 import numpy as np
@@ -7,8 +6,8 @@ from keras.ops import convert_to_numpy
 from test_periodic import train
 from training_toy import Batches, build, differences, everything
 
-from simretro.training import EmbeddingMonitor, TrainingCheckpoint, embedding_statistics
-from simretro.training.embedding_monitor import _effective_rank
+from simretro.evaluation import embedding_statistics
+from simretro.training import EmbeddingMonitor, TrainingCheckpoint
 
 TEXTS = [f"text {i}" for i in range(40)]
 NAMES = ("std", "uniformity", "effective_rank", "mean_cosine")
@@ -25,62 +24,6 @@ def similar(spread, count=200, dimension=64):
     """Vectors that share a direction, as those of transformers do."""
     noise = np.random.default_rng(1).standard_normal((count, dimension)) / dimension**0.5
     return np.eye(dimension)[0] + spread * noise
-
-
-def test_by_hand():
-    found = embedding_statistics([[2.0, 0.0], [0.0, 0.5]])  # lengths do not count
-    # Each coordinate is 1 and 0; the distance is sqrt(2), the only direction of difference (1, -1).
-    assert found == pytest.approx({"std": 0.5 * 2**0.5, "uniformity": -4, "effective_rank": 1, "mean_cosine": 0})
-    found = embedding_statistics([[1, 0], [1, 0], [-1, 0], [0, 0]])
-    assert found["mean_cosine"] == pytest.approx((1 - 1 - 1) / 6)
-    assert found["uniformity"] == pytest.approx(math.log((1 + 2 * math.exp(-8) + 3 * math.exp(-2)) / 6))
-    assert found["effective_rank"] == pytest.approx(1)
-
-
-def test_effective_rank_of_known_singular_values():
-    assert _effective_rank(np.diag([3.0, 1, 0])) == pytest.approx(
-        math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    )
-    assert _effective_rank(np.eye(7)) == pytest.approx(7)
-    assert _effective_rank(np.zeros((3, 3))) == 0
-
-
-def test_all_directions_alike():
-    found = embedding_statistics(RNG.standard_normal((1000, 16)))
-    assert found["std"] == pytest.approx(1, abs=0.02) and found["mean_cosine"] == pytest.approx(0, abs=0.005)
-    assert found["effective_rank"] == pytest.approx(16, abs=0.2)
-    # |u - v|^2 = 2 - 2c, and c is nearly normal with variance 1/16.
-    assert found["uniformity"] == pytest.approx(-4 + 16 / 16 / 2, abs=0.05)
-
-
-def test_equal_vectors():
-    found = embedding_statistics(np.tile(RNG.standard_normal(24).astype("float32"), (50, 1)))
-    assert found == pytest.approx({"std": 0, "uniformity": 0, "effective_rank": 0, "mean_cosine": 1}, abs=1e-6)
-
-
-def test_small_differences_are_not_lost_in_rounding():
-    for spread in (1e-2, 1e-4):
-        found = embedding_statistics(similar(spread))
-        assert found["std"] == pytest.approx(spread, rel=0.05)
-        assert found["uniformity"] == pytest.approx(-4 * spread**2, rel=0.05)
-        assert found["effective_rank"] > 40
-
-
-def test_neither_length_nor_order_nor_rotation_matters():
-    vectors = similar(0.5)
-    rotation = np.linalg.qr(RNG.standard_normal((64, 64)))[0]
-    for other in (vectors[::-1], vectors * RNG.uniform(0.1, 10, (200, 1))):
-        assert embedding_statistics(other) == pytest.approx(embedding_statistics(vectors))
-    turned = embedding_statistics(vectors @ rotation)
-    assert [turned[name] for name in NAMES[1:]] == pytest.approx([embedding_statistics(vectors)[n] for n in NAMES[1:]])
-
-
-@pytest.mark.parametrize("vectors, message", [
-    (np.ones(3), r"shape \(3,\)"), (np.ones((1, 3)), r"shape \(1, 3\)"), ([[1, 2], [np.nan, 1]], "row 1"),
-])  # fmt: skip
-def test_statistics_refuse(vectors, message):
-    with pytest.raises(ValueError, match=rf"`vectors`.*{message}"):
-        embedding_statistics(vectors)
 
 
 def test_logs_history_and_checkpoint(tmp_path):
