@@ -14,12 +14,13 @@ MAY_IMPORT = {
     "calibration": set(),
     "layers": set(),
     "losses": set(),
-    "retrieval": set(),
-    "training": set(),
+    "retrieval": {"data"},  # documents to encode, training queries that are mined
+    "training": {"evaluation"},  # monitors log what is measured there; NumPy alone
     "data": {"tokenizers"},
     "evaluation": {"retrieval"},
     "models": {"checkpoints", "data", "layers", "tokenizers"},
     "generation": {"models", "tokenizers"},
+    "exports": {"checkpoints", "models", "tokenizers"},  # the last step: what is trained, in others' formats
     "methods": {"data", "generation", "layers", "losses", "models", "retrieval", "tokenizers", "training"},
 }
 

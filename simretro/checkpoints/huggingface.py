@@ -15,7 +15,7 @@ from simretro.arguments import warn
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
 from simretro.checkpoints.config import MODEL_TYPES, checked_facts, normalize_config, read_json
 from simretro.checkpoints.parts import read_parts
-from simretro.checkpoints.sentence_folder import read_pipeline
+from simretro.checkpoints.sentence_folder import read_pipeline, read_projection
 from simretro.checkpoints.tensors import Tensors, open_safetensors, open_torch
 from simretro.checkpoints.variables import NameMap, check_weights, match_variables, variable_shapes
 from simretro.checkpoints.vocabulary import tokenizer_folder, vocabulary_problems
@@ -88,7 +88,10 @@ def read_huggingface(folder: Path) -> Checkpoint:
     shapes = variable_shapes(config)
     weights = {name: names.ours(name, tensors.read(theirs), shapes[name]) for name, theirs in matched.items()}
     _check_tied(tensors, names, copies, weights)
-    return Checkpoint(config, weights, tensors.source, vocabulary, extras, parts=read_parts(folder))
+    parts = read_parts(folder)
+    if "projection_folder" in extras:
+        parts["projection"] = read_projection(extras.pop("projection_folder"))
+    return Checkpoint(config, weights, tensors.source, vocabulary, extras, parts=parts)
 
 
 def write_huggingface(

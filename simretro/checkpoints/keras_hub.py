@@ -4,16 +4,20 @@ Keras names the groups of its HDF5 files after classes and attributes, so they a
 Reference: https://github.com/keras-team/keras-hub
 """
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from simretro.arguments import warn
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
 from simretro.checkpoints.config import normalize_config, read_json
 from simretro.checkpoints.tensors import Tensors
-from simretro.checkpoints.variables import Found, NameMap, match_variables, variable_shapes
+from simretro.checkpoints.variables import Found, NameMap, check_weights, match_variables, variable_shapes
 from simretro.checkpoints.vocabulary import tokenizer_folder, vocabulary_problems
+from simretro.files import atomic_file, atomic_folder
 
 _BLOCK = "layers/transformer_encoder{_i}/"
 _ATTENTION = _BLOCK + "_self_attention_layer/"
@@ -48,6 +52,8 @@ _LEAVES = {
 }
 _BACKBONES = {"BertBackbone": "bert", "RobertaBackbone": "roberta", "XLMRobertaBackbone": "xlm-roberta"}
 _TASK_FILE = "task.weights.h5"
+_ACTIVATIONS = dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
+_MODULES = {"bert": "bert.bert", "roberta": "roberta.roberta", "xlm-roberta": "xlm_roberta.xlm_roberta"}
 
 
 def read_keras_hub(folder: Path) -> Checkpoint:
@@ -63,9 +69,7 @@ def read_keras_hub(folder: Path) -> Checkpoint:
             "`save_to_preset(..., max_shard_size=None)`."
         )
     tensors = _open([folder / "model.weights.h5", *_existing(folder / _TASK_FILE)])
-    embeddings = _BERT_EMBEDDINGS if config["model_type"] == "bert" else _ROBERTA_EMBEDDINGS
-    bias = {"mlm_head/bias": _LAYERS["mlm_head"] + "/vars/0"}
-    names = NameMap({**_LAYERS, **embeddings}, _LEAVES, bias, split_heads=True)
+    names = _name_map(config["model_type"])
     vocabulary = tokenizer_folder(folder / "assets" / "tokenizer")
     problems = vocabulary_problems(vocabulary, config, padded=True)
     matched = match_variables(config, names, tensors.found, tensors.source, problems)
@@ -74,14 +78,124 @@ def read_keras_hub(folder: Path) -> Checkpoint:
     return Checkpoint(config, weights, tensors.source, vocabulary, _read_extras(folder))
 
 
+def write_keras_hub(folder: str | Path, config: Mapping, weights: Mapping[str, np.ndarray]) -> None:
+    """Writes `config.json` and `model.weights.h5` of a preset; the MLM head, which is a task's there, is left out.
+
+    Args:
+        folder: replaced as a whole, see `atomic_folder`; the caller's own open folder gets the files added.
+        config: the config of the weights.
+        weights: {our name: float array}, all of them.
+    Raises: CheckpointError if weights and config do not fit, or Keras Hub has no such backbone.
+    """
+    config = normalize_config(config)
+    check_weights(config, weights)
+    _check_expressible(config)
+    weights = _their_weights(config, weights)
+    names, heads = _name_map(config["model_type"]), config["num_attention_heads"]
+    import h5py
+
+    with atomic_folder(folder, "a model") as staging:
+        with h5py.File(staging / "model.weights.h5", "w") as file:
+            for name, array in weights.items():
+                file[names.foreign(name)] = array.reshape(names.foreign_shape(name, array.shape, heads))
+        with atomic_file(staging / "config.json", "w") as file:
+            json.dump(_their_config(config, weights), file, indent=2)
+            file.write("\n")
+
+
+def keras_hub_object(model_type: str, kind: str, config: Mapping) -> dict:
+    """How a preset's JSON describes an object: `kind` is "Backbone" or "Tokenizer"."""
+    backbone = next(name for name, ours in _BACKBONES.items() if ours == model_type)
+    name = backbone.replace("Backbone", kind)
+    module = f"keras_hub.src.models.{_MODULES[model_type]}_{kind.lower()}"
+    return {"module": module, "class_name": name, "config": dict(config), "registered_name": f"keras_hub>{name}"}
+
+
+def _name_map(model_type):
+    embeddings = _BERT_EMBEDDINGS if model_type == "bert" else _ROBERTA_EMBEDDINGS
+    bias = {"mlm_head/bias": _LAYERS["mlm_head"] + "/vars/0"}
+    return NameMap({**_LAYERS, **embeddings}, _LEAVES, bias, split_heads=True)
+
+
+def _check_expressible(config):
+    if config["model_type"] not in _BACKBONES.values() or config["position_embedding_type"] != "absolute":
+        raise CheckpointError(
+            f"Keras Hub has no encoder {config['model_type']!r} with {config['position_embedding_type']} positions. "
+            "Write another format."
+        )
+    if config["embedding_size"] != config["hidden_size"]:
+        raise CheckpointError(
+            f"Keras Hub has no {config['model_type']!r} with `embedding_size` {config['embedding_size']} beside "
+            f"`hidden_size` {config['hidden_size']}. Write another format."
+        )
+    fixed = _fixed(config["model_type"] == "bert")
+    theirs = {key: fixed[key] for key in ("hidden_act", "layer_norm_eps")}
+    ours = {**theirs, **{key: config[key] for key in theirs}}
+    ours["hidden_act"] = _ACTIVATIONS.get(ours["hidden_act"], ours["hidden_act"])
+    different = [f"`{key}` is {ours[key]!r}, there {theirs[key]!r}" for key in theirs if ours[key] != theirs[key]]
+    if different:
+        warn(
+            f"Keras Hub's code decides what no preset can say: {'; '.join(different)}. Hidden states will differ a "
+            "little from this model's (up to .004 were seen with 6 layers)."
+        )
+
+
+def _their_weights(config, weights):
+    """Tables as Keras Hub has them: positions from row 0 on, two segments in BERT and none elsewhere."""
+    weights = {name: np.asarray(array, "float32") for name, array in weights.items() if _part(name) != "mlm_head"}
+    positions, segments = "embeddings/position/embeddings", "embeddings/segment/embeddings"
+    weights[positions] = weights[positions][config["position_offset"] :]
+    size = config["hidden_size"]
+    if config["model_type"] != "bert":
+        if segments in weights:  # the same for all tokens
+            weights[positions] = weights[positions] + weights.pop(segments)[0]
+        return {name: array for name, array in weights.items() if _part(name) != "pooler"}
+    weights.setdefault(segments, np.zeros((1, size), "float32"))
+    weights.setdefault("pooler/kernel", np.zeros((size, size), "float32"))
+    weights.setdefault("pooler/bias", np.zeros(size, "float32"))
+    return weights
+
+
+def _their_config(config, weights):
+    theirs = {
+        "vocabulary_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "hidden_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "dropout": config["hidden_dropout_prob"],
+        "max_sequence_length": len(weights["embeddings/position/embeddings"]),
+    }
+    if config["model_type"] == "bert":
+        theirs["num_segments"] = len(weights["embeddings/segment/embeddings"])
+    return keras_hub_object(config["model_type"], "Backbone", theirs)
+
+
+def _part(name):
+    return name.split("/", 1)[0]
+
+
+def _fixed(bert):
+    """What Keras Hub does not write down, and its code decides.
+
+    `gelu_approximate` and 1e-12 in BERT's blocks, the exact GELU and 1e-5 in RoBERTa's and in every MLM head; no
+    position offset.
+    """
+    return {
+        "hidden_act": "gelu_tanh" if bert else "gelu",
+        "mlm_hidden_act": "gelu",
+        "layer_norm_eps": 1e-12 if bert else 1e-5,
+        "mlm_layer_norm_eps": 1e-5,
+        "position_offset": 0,
+    }
+
+
 def _read_config(path):
     content = read_json(path)
     kind, theirs = content.get("class_name"), content.get("config")
     if kind not in _BACKBONES or not isinstance(theirs, dict):
         raise CheckpointError(f"{path}: `class_name` must be one of {tuple(_BACKBONES)}; received {kind!r}.")
     bert = kind == "BertBackbone"
-    # What Keras Hub does not write down is fixed in its code: `gelu_approximate` and 1e-12 in BERT's blocks, the exact
-    # GELU and 1e-5 in RoBERTa's and in every MLM head; no position offset, no segments outside BERT.
     ours = {
         "model_type": _BACKBONES[kind],
         "vocab_size": theirs.get("vocabulary_size"),
@@ -89,15 +203,11 @@ def _read_config(path):
         "num_hidden_layers": theirs.get("num_layers"),
         "num_attention_heads": theirs.get("num_heads"),
         "intermediate_size": theirs.get("intermediate_dim"),
-        "hidden_act": "gelu_tanh" if bert else "gelu",
-        "mlm_hidden_act": "gelu",
         "hidden_dropout_prob": theirs.get("dropout"),
         "attention_probs_dropout_prob": theirs.get("dropout"),
         "max_position_embeddings": theirs.get("max_sequence_length"),
         "type_vocab_size": theirs.get("num_segments", 2) if bert else 0,
-        "layer_norm_eps": 1e-12 if bert else 1e-5,
-        "mlm_layer_norm_eps": 1e-5,
-        "position_offset": 0,
+        **_fixed(bert),
     }
     return normalize_config(ours, str(path))
 

@@ -4,11 +4,16 @@ Reference: https://www.sbert.net/docs/sentence_transformer/usage/custom_models.h
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from simretro.checkpoints.checkpoint import CheckpointError
 from simretro.checkpoints.config import read_json
+from simretro.checkpoints.tensors import open_safetensors
 
 _MODES = {  # the switches of `1_Pooling/config.json`; several that are on are concatenated
     "pooling_mode_cls_token": "cls",
@@ -18,6 +23,23 @@ _MODES = {  # the switches of `1_Pooling/config.json`; several that are on are c
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_DENSE_FILE, _DENSE_WEIGHT = "model.safetensors", "linear.weight"
+_LINEAR, _TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+@dataclass(frozen=True)
+class DenseStage:
+    """A dense layer between pooling and normalisation.
+
+    Attributes:
+        kernel: float (in, out).
+        bias: float (out,) or None.
+        tanh: bool, whether a tanh follows.
+    """
+
+    kernel: np.ndarray
+    bias: np.ndarray | None = None
+    tanh: bool = False
 
 
 def read_pipeline(folder: Path) -> tuple[Path, dict]:
@@ -31,7 +53,7 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
     path = folder / "modules.json"
     if not path.is_file():
         return folder, {}
-    encoder, extras, others = None, {"normalize": False}, []
+    encoder, extras, others, projection = None, {"normalize": False}, [], None
     for module in read_json(path, list):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path} must hold objects with a `type`; received {module!r}.")
@@ -43,30 +65,49 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
             extras["pooling"] = _pooling(place / "config.json")
         elif kind == "Normalize":
             extras["normalize"] = True
+        elif kind == "Dense" and projection is None and "pooling" in extras and _is_projection(place):
+            projection = place
         elif kind != "Dropout":  # which does nothing outside training
             others.append(kind)
     if encoder is None:
         raise CheckpointError(f"{path} names no Transformer module.")
     if others:
         extras["other_modules"] = others
+    if projection is not None:
+        extras["projection_folder"] = projection
     return encoder, extras
 
 
-def write_pipeline(folder: Path, dimension: int, settings: Mapping) -> None:
+def read_projection(folder: Path) -> dict[str, np.ndarray]:
+    """{"kernel": float (in, out)} of a Dense module without bias and activation.
+
+    Raises: CheckpointError if its file is missing, damaged, or holds something else.
+    """
+    tensors = open_safetensors([folder / _DENSE_FILE])
+    sizes = read_json(folder / "config.json")
+    shape = (sizes.get("out_features"), sizes.get("in_features"))
+    if {name: found.shape for name, found in tensors.found.items()} != {_DENSE_WEIGHT: shape}:
+        raise CheckpointError(f"{tensors.source} must hold {_DENSE_WEIGHT} of shape {shape}, and nothing else.")
+    return {"kernel": np.ascontiguousarray(tensors.read(_DENSE_WEIGHT).T).astype("float32")}
+
+
+def write_pipeline(folder: Path, dimension: int, settings: Mapping, dense: Sequence[DenseStage] = ()) -> None:
     """Adds to a Hugging Face folder what makes it one of sentence-transformers.
 
     Args:
         folder: with the encoder, being written.
-        dimension: int, of the vectors.
-        settings: `pooling` ("cls" or "mean"), `normalize` and `maxlen`, as `SentenceEncoder.settings` gives them.
+        dimension: int, of what is pooled.
+        settings: `pooling` ("cls" or "mean"), `normalize` and `maxlen`, as `SentenceEncoder.settings` gives them; also
+            `prompts`, {name: what is put before a text}, and `similarity`, "cosine" or "dot", where they are known.
+        dense: the stages behind the pooling.
     Raises: CheckpointError for another pooling.
     """
     if settings["pooling"] not in ("cls", "mean"):
         raise CheckpointError(
             f"A sentence-transformers folder needs `pooling` 'cls' or 'mean'; received {settings['pooling']!r}. Write "
-            "the format 'simretro'."
+            "the format 'simretro', or use `simretro.export`."
         )
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings["normalize"] else [])]
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if settings["normalize"] else [])]
     modules = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
@@ -75,15 +116,40 @@ def write_pipeline(folder: Path, dimension: int, settings: Mapping) -> None:
     files = {
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": settings["maxlen"], "do_lower_case": False},
-        "config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": None},
+        "config_sentence_transformers.json": {
+            "prompts": dict(settings.get("prompts", {})),
+            "default_prompt_name": None,
+            "similarity_fn_name": settings.get("similarity"),
+        },
         "1_Pooling/config.json": {"word_embedding_dimension": dimension, **pooling},
     }
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    if settings["normalize"]:
-        (folder / "2_Normalize").mkdir(exist_ok=True)
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    for module in modules[2:]:
+        (folder / module["path"]).mkdir(exist_ok=True)
+    for module, stage in zip(modules[2:], dense, strict=False):  # behind them comes `Normalize`, which has no files
+        _write_dense(folder / module["path"], stage)
+
+
+def _write_dense(folder, stage):
+    config = {
+        "in_features": stage.kernel.shape[0],
+        "out_features": stage.kernel.shape[1],
+        "bias": stage.bias is not None,
+        "activation_function": _TANH if stage.tanh else _LINEAR,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    arrays = {_DENSE_WEIGHT: stage.kernel.T} | ({} if stage.bias is None else {"linear.bias": stage.bias})
+    arrays = {name: np.ascontiguousarray(array, "float32") for name, array in arrays.items()}
+    save_file(arrays, folder / _DENSE_FILE, metadata={"format": "pt"})
+
+
+def _is_projection(folder):
+    path = folder / "config.json"
+    content = read_json(path) if path.is_file() and (folder / _DENSE_FILE).is_file() else {}
+    return content.get("bias") is False and content.get("activation_function") == _LINEAR
 
 
 def _inside(folder, place, path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simretro.checkpoints import write_huggingface, write_parts, write_pipeline, write_simretro, write_tf1
+from simretro.checkpoints import DenseStage, write_huggingface, write_parts, write_pipeline, write_simretro, write_tf1
 from simretro.files import atomic_folder
 from simretro.models.weights import export_weights
 
@@ -31,7 +31,8 @@ def write_folder(
             latter reads in `sentence_encoder` how vectors are made.
         format: "simretro", "sentence-transformers" (that, transformers and Keras Hub load it), "huggingface"
             (transformers loads it) or "tf1" (bert4keras loads it).
-        parts: {name: {name: array}}, what was trained beside the encoder; kept where the facts are kept.
+        parts: {name: {name: array}}, what was trained beside the encoder; kept where the facts are kept. Of a folder of
+            sentence-transformers a "projection" is a stage, and so is the pooler if vectors come from there.
     Raises: ValueError for an unknown format, or if the folder holds an index or the checkpoints of a training run.
     """
     if format not in _FORMATS:
@@ -44,13 +45,24 @@ def write_folder(
             if "sentence_encoder" not in (facts or {}):
                 raise ValueError("`format='sentence-transformers'` needs a tokenizer; the model has none.")
             write_huggingface(staging, encoder.config, _with_pooler(encoder.config, weights), facts)
-            write_pipeline(staging, encoder.config["hidden_size"], facts["sentence_encoder"])
+            parts = dict(parts or {})
+            settings, dense = _stages(facts["sentence_encoder"], weights, parts.pop("projection", None))
+            write_pipeline(staging, encoder.config["hidden_size"], settings, dense)
         else:
             _FOREIGN_WRITERS[format](staging, encoder.config, weights)
         if parts and format not in _FOREIGN_WRITERS:
             write_parts(staging, parts)
         if tokenizer is not None:
             tokenizer.save_pretrained(staging)
+
+
+def _stages(settings, weights, projection):
+    """(settings of the pooling, dense stages behind it)."""
+    dense = [] if projection is None else [DenseStage(projection["kernel"])]
+    if settings["pooling"] != "pooler":
+        return settings, dense
+    pooler = DenseStage(weights["pooler/kernel"], weights["pooler/bias"], tanh=settings["with_pool"] != "linear")
+    return {**settings, "pooling": "cls"}, [pooler, *dense]
 
 
 def _with_pooler(config, weights):

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from simretro.checkpoints.variables import OPTIONAL_PARTS
+from simretro.models.compiled import compiled
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -31,11 +32,22 @@ def quick_checksum(model: keras.Model) -> int:
     Of all biases and gains, which every update and every other checkpoint changes; the large matrices, and what is
     for the MLM head alone, are left out. To compare models that are not in one process, take a fingerprint.
     """
-    checksum = 0
-    for name, variable in named_variables(model).items():
-        if len(variable.shape) == 1 and not name.startswith("mlm_head/"):
-            checksum = zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(variable)), checksum)
-    return checksum
+    vectors = compiled(model, "checksum", lambda: _all_vectors(model))
+    return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(vectors())))
+
+
+def _all_vectors(model):
+    checked = [
+        variable
+        for name, variable in named_variables(model).items()
+        if len(variable.shape) == 1 and not name.startswith("mlm_head/")
+    ]
+
+    def function():
+        # One array of them all: to fetch a hundred takes longer than to encode a query.
+        return ops.concatenate([ops.cast(variable, "float32") for variable in checked])
+
+    return function
 
 
 def load_weights(
