@@ -2,8 +2,9 @@
 
 from simretro.methods.bi_encoder import BiEncoder
 from simretro.methods.ccp import CCP
+from simretro.methods.ccp_gaps import ccp_gaps
 from simretro.methods.handles import gen_synonyms, most_similar
 from simretro.methods.retromae import RetroMAE
 from simretro.methods.simbert import SimBERT
 
-__all__ = ["BiEncoder", "CCP", "RetroMAE", "SimBERT", "gen_synonyms", "most_similar"]
+__all__ = ["BiEncoder", "CCP", "RetroMAE", "SimBERT", "ccp_gaps", "gen_synonyms", "most_similar"]

@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +18,7 @@ OURS = ("simretro", "home_assistant", "python_docs", "command_line")
 FIGURES = {  # ids of the cells that draw
     "01_simbert.ipynb": {"mask-figure", "loss-figure", "heat-map-figure"},
     "02_retromae.ipynb": {"mask-figure", "curves-figure", "cosines-figure", "search-figure"},
+    "03_ccp.ipynb": {"batch-figure", "curves-figure", "calibration-figure", "spaces-figure"},
 }
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -164,6 +166,18 @@ def test_retromae_notebook_draws_its_figures_and_trains(monkeypatch):
         assert part[0] - part[-1] > 0.5 and list(part) == sorted(part, reverse=True)
     scores = {name.strip(): float(value) for name, value in re.findall(r"(.+?) +nDCG@10 ([\d.]+)", text)}
     assert scores["pre-trained, fine-tuned"] > 1.5 * scores["pre-trained, as it is"]
+
+
+@pytest.mark.slow
+def test_ccp_notebook_draws_its_figures_and_brings_the_languages_together(monkeypatch):
+    text = run_whole("03_ccp.ipynb", monkeypatch)
+    assert re.findall(r"(\d) of 7 centres, (\d) of 7 contexts", text) == [("7", "7"), ("7", "0"), ("0", "7")]
+    epochs = re.findall(r"epoch \d+: context ([\d.]+), by chance ([\d.]+); top-1 ([\d.]+) %", text)
+    loss, chance, _ = (float(value) for value in epochs[-1])
+    assert len(epochs) == 4 and loss < chance - 1
+    rows = {name: [float(value) for value in re.findall(r"[\d.]+", values)]
+            for name, values in re.findall(r"^(untrained|CCP) +(.+)$", text, re.MULTILINE)}  # fmt: skip
+    assert np.mean(rows["CCP"][:2]) > 1.5 * np.mean(rows["untrained"][:2]) and len(rows["CCP"]) == 8
 
 
 @pytest.mark.slow

@@ -1,0 +1,398 @@
+"""Pre-train one encoder for several languages with CCP on documents of each, without translations, and calibrate it.
+
+Without arguments: LibreOffice's help in four languages, which the system's package tools fetch, a small model from
+scratch; printed is how often a paragraph of held-out pages finds its translation, before and after calibration.
+
+    python examples/pretrain_ccp.py
+    python examples/pretrain_ccp.py --documents en.jsonl de.jsonl zh-CN=chinese.jsonl --init xlm-roberta-base
+    python examples/pretrain_ccp.py --documents en.jsonl de.jsonl --init config.json --tatoeba tatoeba/v1
+"""
+
+import argparse
+import os
+import random
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+
+import cross_lingual
+import libreoffice_help
+from command_line import (
+    HelpFormatter,
+    add_strategy,
+    check_same,
+    free_folder,
+    one_line_errors,
+    stop,
+    strategy_scope,
+    write_options,
+)
+from simretro import CCP, build_transformer_model, train_wordpiece
+from simretro.checkpoints import read_config
+from simretro.data import ContextWindows, iter_documents
+from simretro.evaluation import TextPair, evaluate_bitext
+from simretro.tokenizers import TruncationWarning
+from simretro.training import (
+    EmbeddingMonitor,
+    LearningRate,
+    Throughput,
+    TrainingCheckpoint,
+    build_optimizer,
+    mean_tokens_per_step,
+)
+
+SMALL_MODEL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 256**-0.5,
+    "max_position_embeddings": 512,
+}
+# Without `--documents`: ten minutes on two cores.
+SMALL_JOB = {
+    "languages": ["en", "de", "fr", "es"],
+    "epochs": 4,
+    "steps_per_epoch": 400,
+    "vocab_size": 1500,
+    "pooling": "mean",
+    "bank_size": 2048,
+    "calibration_texts": 3000,
+}
+OWN_DOCUMENTS = {
+    "epochs": 1,
+    "vocab_size": 8000,
+    "pooling": "cls",
+    "bank_size": 32768,
+    "calibration_texts": 10_000,
+}
+QUICK_JOB = {"epochs": 2, "steps_per_epoch": 2, "bank_size": 64, "calibration_texts": 100}
+PROBE_TEXTS = 200
+# Options that a resumed run may have otherwise: they leave the weights as they are.
+FREE_ON_RESUME = set(
+    "cache tatoeba pairs calibration_texts scale rotate save_steps tensorboard strategy output".split()
+)
+FREE_ON_RESUME |= {"resume", "is_config"}
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    data = parser.add_argument_group("data")
+    data.add_argument("--documents", nargs="+", help=".txt, .jsonl or folder of each language: de.jsonl or de=PATH")
+    data.add_argument("--text-files", default="lines", choices=["lines", "whole"], help="what a document of a .txt is")
+    data.add_argument("--languages", nargs="+", help="without --documents: of the help pages; default: en de fr es")
+    data.add_argument("--disjoint", action="store_true", help="without --documents: no page in two languages")
+    data.add_argument("--maxlen", type=int, default=64, help="tokens of a sentence")
+    data.add_argument("--window-sentences", type=int, default=2, help="how far away a context may be")
+    data.add_argument("--language-exponent", type=float, default=0.3, help="1: languages by their sizes, 0: all alike")
+    data.add_argument("--cache", type=Path, help="folder for the token ids; later runs start at once")
+    model = parser.add_argument_group("model")
+    model.add_argument("--init", help="checkpoint (folder or hub name), or the path of a config for new weights")
+    model.add_argument("--new-parts", nargs="*", default=[], choices=["mlm_head"], help="parts the checkpoint lacks")
+    model.add_argument(
+        "--vocab-size", type=int, help="learnt for a new model; default: 8000, or 1500 without documents"
+    )
+    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the config")
+    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
+    model.add_argument("--recompute", action="store_true", help="less memory, a third more work")
+    objective = parser.add_argument_group("objective")
+    objective.add_argument("--pooling", choices=["cls", "mean"], help="default: cls with --documents, mean without")
+    objective.add_argument("--mlm-share", type=float, default=0.5, help="of the batches")
+    objective.add_argument("--mask-rate", type=float, default=0.15)
+    objective.add_argument("--temperature", type=float, default=0.1)
+    objective.add_argument("--bank-size", type=int, help="of each language; default: 32768, or 2048 without documents")
+    objective.add_argument("--projection-size", type=int, default=128)
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=int, help="default: 1 with --documents, 4 without")
+    training.add_argument("--steps-per-epoch", type=int, help="default: all sentences once; 400 without --documents")
+    training.add_argument("--pairs-per-batch", type=int, default=32, help="pairs of the batch of all devices")
+    training.add_argument("--learning-rate", type=float, help="default: 1e-3 for a new model, 3e-5 for a checkpoint")
+    training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    training.add_argument("--micro-batches", type=int, default=1, help="parts of a batch, each with its own negatives")
+    training.add_argument("--gradient-cache-rows", type=int, help="rows at a time, with the whole batch's negatives")
+    training.add_argument("--save-steps", type=int, help="save every so many steps, too, not only at epochs' ends")
+    training.add_argument("--tensorboard", action="store_true", help="needs `pip install tensorboard`")
+    add_strategy(training)
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--output", type=Path, default=Path("runs/ccp"))
+    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
+    after = parser.add_argument_group("calibration and evaluation")
+    after.add_argument("--calibration-texts", type=int, help="sentences of a language; default: 10000, or 3000")
+    after.add_argument(
+        "--scale", default="std", choices=["std", "variance", "none"], help="what the paper's word means"
+    )
+    after.add_argument("--rotate", default="procrustes", choices=["procrustes", "adversarial", "none"])
+    after.add_argument("--tatoeba", type=Path, help="LASER's folder of Tatoeba sentences")
+    after.add_argument("--pairs", type=Path, help=".tsv of aligned sentences: language, text, language, text")
+    options = parser.parse_args(arguments)
+    check_options(parser, options)
+    return options
+
+
+def check_options(parser, options):
+    """Refuses what does not go together, and fills in what depends on other options."""
+    if options.documents and (options.languages or options.disjoint):
+        parser.error("--languages and --disjoint are for the help pages: leave them out with --documents")
+    defaults = {"languages": None, "steps_per_epoch": None, **(OWN_DOCUMENTS if options.documents else SMALL_JOB)}
+    if options.quick:
+        defaults |= QUICK_JOB
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.documents:
+        options.documents = documents_by_language(parser, options.documents)
+    if options.epochs < 1:
+        parser.error(f"--epochs must be at least 1; received {options.epochs}")
+    if options.pairs_per_batch % max(1, options.micro_batches):
+        parser.error(f"--micro-batches {options.micro_batches} must divide --pairs-per-batch {options.pairs_per_batch}")
+    for name in ("tatoeba", "pairs"):
+        path = getattr(options, name)
+        if path is not None and not path.exists():
+            parser.error(f"--{name}: {path} does not exist")
+    options.is_config = bool(options.init) and options.init.endswith(".json") and Path(options.init).is_file()
+    is_new = options.is_config or not options.init
+    options.learning_rate = options.learning_rate or (1e-3 if is_new else 3e-5)
+
+
+def documents_by_language(parser, given):
+    """dict language -> path, of `de.jsonl` or `de=PATH`."""
+    found = {}
+    for item in given:
+        language, mark, path = item.partition("=")
+        path = Path(path if mark else item)
+        language = language if mark else path.name.split(".")[0]
+        if not path.exists():
+            parser.error(f"--documents: {path} does not exist")
+        if not language or language in found:
+            parser.error(f"--documents: {item} must name another language than the others, as de.jsonl or de=PATH")
+        found[language] = path
+    if len(found) < 2:
+        parser.error(f"--documents must be of two languages or more; received {list(found)}")
+    return found
+
+
+def load_job(options):
+    """({language: path or documents}, {what is measured with: {name: aligned texts}})."""
+    evaluations = {}
+    if options.documents:
+        sources = options.documents
+    else:
+        try:
+            pages = libreoffice_help.load_pages(options.languages, libreoffice_help.CACHE)
+        except OSError as error:
+            stop(f"{error} Or give documents of your own: --documents en.jsonl de.jsonl")
+        training, held_out = libreoffice_help.split_pages(pages, comparable=not options.disjoint, seed=options.seed)
+        sources = {name: libreoffice_help.documents_of(pages[name], own) for name, own in training.items()}
+        evaluations["held-out pages"] = help_pairs(pages, held_out, options)
+        how = "no page in two languages" if options.disjoint else "the same pages, which nothing aligns"
+        print(f"LibreOffice's help, {how}: { ({name: len(own) for name, own in sources.items()}) } pages")
+        if options.quick:
+            sources = {name: own[:30] for name, own in sources.items()}
+    if options.tatoeba:
+        evaluations["Tatoeba"] = cross_lingual.tatoeba_pairs(options.tatoeba, list(sources))
+    if options.pairs:
+        evaluations[options.pairs.name] = cross_lingual.read_pairs(options.pairs)
+    pairs = [pair for own in evaluations.values() for pair in own.values()]
+    unknown = sorted({language for pair in pairs for language in pair[:2]} - set(sources))
+    if unknown:
+        stop(f"--pairs: there are no documents to calibrate {unknown} with; there are {list(sources)}")
+    if not pairs:
+        print("No evaluation: there are no aligned texts. Give --tatoeba or --pairs to see what the training brought.")
+    return sources, evaluations
+
+
+def help_pairs(pages, held_out, options):
+    """Paragraphs of held-out pages: the first language with each other, and the second with the third."""
+    first, *others = options.languages
+    chosen = [(first, other) for other in others] + ([tuple(others[:2])] if len(others) > 1 else [])
+    texts = {
+        pair: libreoffice_help.aligned_paragraphs(pages, *pair, held_out, num_pairs=50 if options.quick else 1000)
+        for pair in chosen
+    }
+    return {"-".join(pair): TextPair(*pair, *sides) for pair, sides in texts.items()}
+
+
+def build_model(options, sources):
+    """A CCP of the checkpoint, head and bank included where there are any, or of new weights and a new vocabulary."""
+    settings = {
+        "languages": list(sources),
+        "bank_size": options.bank_size,
+        "temperature": options.temperature,
+        "window_sentences": options.window_sentences,
+        "pooling": options.pooling,
+        "projection_size": options.projection_size,
+        "maxlen": options.maxlen,
+    }
+    parts = {"dropout_rate": options.dropout, "dtype": options.dtype, "recompute": options.recompute}
+    if options.init and not options.is_config:
+        return CCP.from_pretrained(options.init, new_parts=tuple(options.new_parts), **parts, **settings)
+    tokenizer = train_wordpiece(texts_of(sources, options), options.vocab_size)
+    config = read_config(options.init) if options.is_config else dict(SMALL_MODEL)
+    if options.quick:
+        config |= {"num_hidden_layers": 1, "hidden_size": 32, "embedding_size": 32, "intermediate_size": 64}
+    config |= {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_token_id}
+    return CCP(build_transformer_model(config, with_mlm="linear", **parts), tokenizer, **settings)
+
+
+def texts_of(sources, options):
+    """The texts of all languages one by one."""
+    for source in sources.values():
+        documents = source if isinstance(source, list) else iter_documents(source, options.text_files)
+        yield from (document.text for document in documents)
+
+
+def load_data(options, sources, tokenizer):
+    return ContextWindows(
+        sources,
+        tokenizer,
+        options.pairs_per_batch,
+        options.maxlen,
+        options.window_sentences,
+        options.mlm_share,
+        options.seed,
+        mask_rate=options.mask_rate,
+        language_exponent=options.language_exponent,
+        batches_per_epoch=options.steps_per_epoch,
+        text_files=options.text_files,
+        cache_dir=options.cache,
+    )
+
+
+def prepare(ccp, data, probe_texts, options):
+    """Compiles the model; returns the callbacks of `fit`, their checkpoint, and the epoch to begin with."""
+    total_steps = len(data) * options.epochs
+    optimizer = build_optimizer(
+        "adamw",
+        options.learning_rate,
+        warmup_steps=round(options.warmup_share * total_steps),
+        total_steps=total_steps,
+        global_clipnorm=1.0,
+    )
+    ccp.compile(optimizer, micro_batches=options.micro_batches, gradient_cache_rows=options.gradient_cache_rows)
+    shares = ", ".join(f"{name} {count:,}" for name, count in data.num_pairs.items())
+    print(f"{ccp.encoder.count_params():,} parameters; sentences: {shares}; {len(data)} steps an epoch")
+    checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, every_steps=options.save_steps)
+    callbacks = [
+        Throughput(tokens_per_step=mean_tokens_per_step(data, ccp.tokenizer.pad_token_id)),
+        LearningRate(),
+        EmbeddingMonitor(encoder_of(ccp), probe_texts),
+        checkpoint,
+    ]
+    if options.tensorboard:
+        callbacks.append(keras.callbacks.TensorBoard(options.output / "logs", update_freq=50))
+    return callbacks, checkpoint, checkpoint.restore(ccp) if options.resume else 0
+
+
+def pretrain(ccp, data, texts, options):
+    """Trains with checkpoints and monitors; returns the logs of all epochs."""
+    with one_line_errors():
+        callbacks, checkpoint, first_epoch = prepare(ccp, data, probe_texts(texts, options.seed), options)
+        write_options(options, FREE_ON_RESUME)
+    if first_epoch < options.epochs:
+        ccp.fit(data, epochs=options.epochs, initial_epoch=first_epoch, callbacks=callbacks)
+    return checkpoint.history
+
+
+def probe_texts(texts, seed):
+    """Texts for the monitor, as many of each language as there are."""
+    each = max(1, PROBE_TEXTS // len(texts))
+    chosen = {text: None for own in texts.values() for text in random.Random(seed).sample(own, min(each, len(own)))}
+    if len(chosen) < 16:
+        stop(f"the documents have {len(chosen)} different sentences; at least 16 are needed to watch the embeddings")
+    return list(chosen)
+
+
+def encoder_of(ccp):
+    return lambda texts: ccp.encode(texts, batch_size=64, show_progress=False)
+
+
+def calibrate(ccp, texts, options):
+    """The calibrator of the model's vectors, which is saved beside the model."""
+    encoder = ccp.sentence_encoder
+    vectors = {name: encoder.encode(own, batch_size=64, show_progress=False) for name, own in texts.items()}
+    calibrator = cross_lingual.fit_calibrator(vectors, fingerprint=encoder.fingerprint(), **calibration(options))
+    calibrator.save(options.output / "calibrator")
+    print(f"saved: {options.output / 'calibrator'}; {cross_lingual.describe_rotations(calibrator)}")
+    return calibrator
+
+
+def calibration(options):
+    settings = {"scale": options.scale, "rotate": options.rotate}
+    settings = {name: None if value == "none" else value for name, value in settings.items()}
+    return settings | {"random_state": options.seed}
+
+
+def measure(ccp, evaluations):
+    """{what is measured with: `BitextResult`} of the vectors as they are."""
+    return {
+        name: evaluate_bitext(pairs, cross_lingual.encode_pairs(encoder_of(ccp), pairs))
+        for name, pairs in evaluations.items()
+    }
+
+
+def report(ccp, calibrator, before, texts, evaluations, options):
+    """Prints how often a text finds its translation; returns {what is measured with: {title: `BitextResult`}}."""
+    count = cross_lingual.tfidf_svd(texts, ccp.encoder.config["hidden_size"], options.seed)
+    counting = cross_lingual.fit_calibrator({name: count(own) for name, own in texts.items()}, **calibration(options))
+    print("\nHow often the nearest text of the other language is the translation, in percent, there and back.")
+    print("TF-IDF: of characters, cut to as many dimensions. Before: the encoder that the training began with.")
+    results = {}
+    for name, pairs in evaluations.items():
+        counted = cross_lingual.stage_results(cross_lingual.encode_pairs(count, pairs), pairs, counting)
+        stages = cross_lingual.stage_results(cross_lingual.encode_pairs(encoder_of(ccp), pairs), pairs, calibrator)
+        results[name] = {
+            "TF-IDF": counted["raw"],
+            "calibrated": list(counted.values())[-1],
+            "before": before[name],
+            "after": stages.pop("raw"),
+            **{cross_lingual.STAGE_TITLES[stage]: result for stage, result in stages.items()},
+        }
+        cross_lingual.print_table(results[name], pairs, name)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None):
+    """Runs the job; returns the pre-trained CCP, the calibrator and the results of the report."""
+    began = time.perf_counter()
+    options = parse_arguments(arguments)
+    options.output = free_folder(options.output, options.resume)
+    if options.resume:
+        check_same(options, FREE_ON_RESUME)
+    # Texts that are encoded to measure something are cut on purpose.
+    warnings.simplefilter("ignore", TruncationWarning)
+    with one_line_errors():
+        keras.utils.set_random_seed(options.seed)
+        sources, evaluations = load_job(options)
+        texts = {
+            name: cross_lingual.sample_sentences(
+                source, name, options.calibration_texts, options.seed, options.text_files
+            )
+            for name, source in sources.items()
+        }
+    print(f"writing to {options.output}; after a break go on with --resume --output {options.output}")
+    with strategy_scope(options.strategy):
+        with one_line_errors():
+            ccp = build_model(options, sources)
+            data = load_data(options, sources, ccp.tokenizer)
+        before = measure(ccp, evaluations)
+        history = pretrain(ccp, data, texts, options)
+    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
+    ccp.save_pretrained(options.output / "model", facts)
+    ccp = CCP.from_pretrained(options.output / "model")
+    print(f"saved and loaded again: {options.output / 'model'}")
+    calibrator = calibrate(ccp, texts, options)
+    results = report(ccp, calibrator, before, texts, evaluations, options) if evaluations else {}
+    print(f"{(time.perf_counter() - began) / 60:.1f} minutes")
+    return ccp, calibrator, results
+
+
+if __name__ == "__main__":
+    main()
