@@ -277,6 +277,7 @@ def pair_table(options, done, setting):
 def main():
     options = parse_arguments()
     warnings.simplefilter("ignore", TruncationWarning)
+    warnings.filterwarnings("ignore", "The vectors given for")  # Tatoeba's, after calibration with help pages
     done = run_all(options)
     text = (
         f"### ccp_quality: 4x256, {options.steps} steps, seeds {options.seeds}\n\n"
