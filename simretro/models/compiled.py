@@ -8,9 +8,7 @@ from keras import ops
 _ATTRIBUTE = "_compiled_functions"
 
 
-def compiled(
-    model: keras.Model, key: Hashable, build: Callable[[], Callable], any_shape: bool = False
-) -> Callable:  # fmt: skip
+def compiled(model: keras.Model, key: Hashable, build: Callable[[], Callable], any_shape: bool = False) -> Callable:
     """The compiled function of `model` under `key`, built once.
 
     Args:

@@ -230,7 +230,8 @@ class SentenceEncoder:
             vectors = (lambda batches: map(_unit_rows, compute(batches))) if normalize else compute
             return _Runner(vectors, min(tokens, _MOST_ENGINE_TOKENS), 1)
         at_once = normalize and self.projection is None
-        function = compiled(self.encoder, ("encode", self.pooling, at_once), lambda: self._function(at_once))
+        key = ("encode", self.pooling, at_once)
+        function = compiled(self.encoder, key, lambda: self._function(at_once), any_shape=True)
         # A projection in NumPy: the compiled function is the encoder's, and knows the encoder's weights only.
         kernel = None if self.projection is None else ops.convert_to_numpy(self.projection.kernel)
 

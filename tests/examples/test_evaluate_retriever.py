@@ -70,8 +70,10 @@ def test_all_that_is_printed_and_written(model, beir, tmp_path, capsys):
 @pytest.mark.slow
 def test_an_encoded_corpus_gives_the_same_numbers_whole_or_in_shards(model, beir, tmp_path, capsys):
     expected = run(model, beir)["model"]
-    assert run(model, beir, "--corpus-folder", tmp_path / "whole")["model"].run == expected.run
-    assert run(model, beir, "--corpus-folder", tmp_path / "whole")["model"].run == expected.run  # it is there already
+    whole = run(model, beir, "--corpus-folder", tmp_path / "whole")["model"].run
+    # Texts in other batches: the last bits differ.
+    assert {query: pytest.approx(scores, abs=1e-5) for query, scores in expected.run.items()} == whole
+    assert run(model, beir, "--corpus-folder", tmp_path / "whole")["model"].run == whole  # it is there already
     for shard in (0, 1):
         options = ["--corpus-folder", tmp_path / "enc", "--num-shards", 2, "--shard-index", shard]
         if shard:
