@@ -239,9 +239,11 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
     def parsed(*arguments):
         return pretrain_retromae.parse_arguments(list(map(str, arguments)))
 
-    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (330, 64, 1e-3)
+    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (2400, 64, 5e-4)
+    assert (parsed().rows_per_batch, parsed().bow_weight, parsed("--bow-weight", 0).bow_weight) == (8, 1.0, 0.0)
     own = parsed("--corpus", corpus, "--init", config)
     assert (own.is_config, own.max_steps, own.maxlen, own.learning_rate) == (True, None, 128, 1e-3)
+    assert (own.rows_per_batch, own.bow_weight) == (64, 0.0)
     assert parsed("--corpus", corpus, "--init", "some-model").learning_rate == 1e-4
     assert parsed("--corpus", corpus, "--decoding", "none").decoding is None
 
