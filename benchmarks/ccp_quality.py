@@ -20,6 +20,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from common import add_result, read_results
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import cross_lingual
@@ -159,11 +160,7 @@ def measure(encode, texts, pairs, seed):
 
 def run_all(options):
     """{(setting, variant, seed): result}, those of earlier calls included."""
-    done = {}
-    if options.results.is_file():
-        for line in options.results.read_text("utf-8").splitlines():
-            result = json.loads(line)
-            done[result["setting"], result["variant"], result["seed"]] = result
+    done = read_results(options.results, "setting", "variant", "seed")
     for setting in options.settings:
         wanted = [(setting, variant, seed) for variant in (UNTRAINED, *options.only) for seed in options.seeds]
         wanted = [key for key in [(setting, COUNTED, options.seeds[0]), *wanted] if key not in done]
@@ -174,8 +171,7 @@ def run_all(options):
         for key in wanted:
             start = time.process_time()
             done[key] = run(key, documents, texts, pairs, tokenizer, options) | {"cpu_s": time.process_time() - start}
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[key]) + "\n")
+            add_result(options.results, done[key])
             stages = {stage: round(mean_of(found, in_latin), 1) for stage, found in done[key]["stages"].items()}
             print(*key, f"{done[key]['cpu_s']:.0f} s", stages, flush=True)
             keras.backend.clear_session()

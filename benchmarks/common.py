@@ -353,6 +353,20 @@ def _tell(text):
 # bert4torch, for the two benchmarks that know it
 
 
+def read_results(path, *names):
+    """Results of runs that were written with `add_result`: {their values of `names`: result}."""
+    if not path.is_file():
+        return {}
+    results = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return {tuple(result[name] for name in names): result for result in results}
+
+
+def add_result(path, result):
+    """Keeps the result of a run at once, so that a benchmark that is stopped goes on behind it."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
+
+
 def bert4torch_model(settings, base=None):
     """bert4torch's UniLM with the weights that simretro's worker has written, its output table tied to the input's."""
     stand_in_for_torchvision()

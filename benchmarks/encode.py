@@ -49,10 +49,10 @@ def text_flops(lengths):
     return sum(trunk_flops(SHAPE, length, length) for length in lengths)
 
 
-def simretro(settings):
+def simretro(settings, **options):
     from simretro import SentenceEncoder
 
-    encoder = SentenceEncoder.from_pretrained(settings["model"])
+    encoder = SentenceEncoder.from_pretrained(settings["model"], **options)
 
     def encode(texts):
         return encoder.encode(texts, batch_size=BATCH_SIZE, show_progress=False)
@@ -102,25 +102,31 @@ def encode_calls(settings, encode):
         for text in read_texts(settings["folder"], "queries"):
             encode([text])
 
-    def save():
-        path = f"{settings['folder']}/{settings['side']}.npy"
-        np.save(path, encode(read_texts(settings["folder"], "all")))
+    def save(name="all"):
+        path = f"{settings['folder']}/{settings['side']} {name}.npy"
+        np.save(path, encode(read_texts(settings["folder"], name)))
         return path
 
     calls = {"all": lambda: throughput("all"), "short": lambda: throughput("short"), "queries": one_by_one}
     return {"save": save, **calls}
 
 
-def main():
+def begin(doc):
+    """(options of the command line, folder of the model, texts, what the table is of)."""
+
     def add_arguments(parser):
         parser.add_argument(
             "--model", help="folder of the model; default: that of the package, in the peers' interpreter"
         )
 
-    options = options_of(__doc__, 3, 2, add_arguments)
+    options = options_of(doc, 3, 2, add_arguments)
     model = options.model or find_model(options.peer_python or sys.executable)
     texts = make_texts(40 if options.quick else NUM_TEXTS)
-    shape = f"MiniLM-L6, {len(texts):,} texts of mixed length, batch size {BATCH_SIZE}"
+    return options, model, texts, f"MiniLM-L6, {len(texts):,} texts of mixed length, batch size {BATCH_SIZE}"
+
+
+def main():
+    options, model, texts, shape = begin(__doc__)
     with Benchmark(__file__, options, shape) as benchmark:
         folder = Path(benchmark.folder)
         (folder / "all.json").write_text(json.dumps(texts))

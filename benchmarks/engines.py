@@ -14,22 +14,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from common import OURS, Benchmark, options_of, serve
+from common import OURS, Benchmark, serve
 from encode import (
-    BATCH_SIZE,
     NUM_QUERIES,
-    NUM_TEXTS,
     ONNX,
     QUERY_TOKENS,
     TORCH,
-    encode_calls,
-    find_model,
-    make_texts,
-    read_texts,
+    begin,
     sentence_transformers,
     sentence_transformers_onnx,
     text_flops,
 )
+from encode import simretro as encode_side
 
 OPENVINO = "sentence-transformers openvino"
 ENGINES = {OURS: "onnx", "simretro keras": "keras", "simretro openvino": "openvino", "simretro int8": "openvino-int8"}
@@ -39,25 +35,9 @@ NUM_WORDS = 500
 
 
 def simretro(settings):
-    from simretro import SentenceEncoder
-
     engine = ENGINES[settings["side"]]
-    encoder = SentenceEncoder.from_pretrained(settings["model"], engine=engine)
-
-    def encode(texts):
-        return encoder.encode(texts, batch_size=BATCH_SIZE, show_progress=False)
-
-    def lengths():
-        token_ids, _ = encoder.tokenizer.encode_batch(read_texts(settings["folder"], "all"), maxlen=encoder.maxlen)
-        return (token_ids != encoder.tokenizer.pad_token_id).sum(axis=1).tolist()
-
-    def save_words():
-        path = f"{settings['folder']}/{settings['side']} words.npy"
-        np.save(path, encode(read_texts(settings["folder"], "words")))
-        return path
-
-    calls = {"lengths": lengths, "words": save_words, **encode_calls(settings, encode)}
-    return calls, ("keras", "tensorflow", "numpy", "tokenizers", *PACKAGES[engine])
+    calls, names = encode_side(settings, engine=engine)
+    return {**calls, "words": lambda: calls["save"]("words")}, (*names, *PACKAGES[engine])
 
 
 def sentence_transformers_openvino(settings):
@@ -68,15 +48,7 @@ def sentence_transformers_openvino(settings):
 
 
 def main():
-    def add_arguments(parser):
-        parser.add_argument(
-            "--model", help="folder of the model; default: that of the package, in the peers' interpreter"
-        )
-
-    options = options_of(__doc__, 3, 2, add_arguments)
-    model = options.model or find_model(options.peer_python or sys.executable)
-    texts = make_texts(40 if options.quick else NUM_TEXTS)
-    shape = f"MiniLM-L6, {len(texts):,} texts of mixed length, batch size {BATCH_SIZE}"
+    options, model, texts, shape = begin(__doc__)
     with Benchmark(__file__, options, shape) as benchmark:
         folder = Path(benchmark.folder)
         words = list(dict.fromkeys(word for text in texts for word in text.split()))[:NUM_WORDS]

@@ -12,13 +12,13 @@ there are not repeated, so the benchmark can be stopped and started again.
 """
 
 import argparse
-import json
 import time
 import warnings
 from pathlib import Path
 
 import keras
 import numpy as np
+from common import add_result, read_results
 
 from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, build_transformer_model, train_wordpiece
 from simretro.data import queries_of_collection
@@ -135,11 +135,7 @@ def measure(retriever, collection):
 
 def run_all(options):
     """Does the runs that are not in --results; returns all that are asked for."""
-    done = {}
-    if options.results.exists():
-        for line in options.results.read_text("utf-8").splitlines():
-            row = json.loads(line)
-            done[row["collection"], row["objective"], row["seed"]] = row
+    done = read_results(options.results, "collection", "objective", "seed")
     for seed in options.seeds:
         for folder in options.collections:
             collections = [read_beir(folder, split) for split in ("train", "dev", "test")]
@@ -158,8 +154,7 @@ def run_all(options):
                     "collection": folder.name, "objective": objective, "seed": seed, "dev": dev,
                     "means": result.means, "per_query": result.per_query, "pretraining": logs,
                 }  # fmt: skip
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[key]) + "\n")
+                add_result(options.results, done[key])
                 print(*key, f"dev {dev:.3f}", {k: round(v, 3) for k, v in result.means.items()}, flush=True)
                 keras.backend.clear_session()
     return done

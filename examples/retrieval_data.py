@@ -79,7 +79,7 @@ def of_queries(source: Iterable[TrainingQuery], held_out: float, seed: int) -> R
     for query in source:
         key = queries.of(query.query)
         lists = ((query.positives, query.positive_scores), (query.negatives, query.negative_scores))
-        found = [[documents.of(_text(passage)) for passage in passages] for passages, _ in lists]
+        found = [[documents.of(passage.full_text) for passage in passages] for passages, _ in lists]
         qrels.setdefault(key, {}).update(dict.fromkeys(found[0], 1))
         negatives.setdefault(key, []).extend(found[1])
         for ids, (_, of_passages) in zip(found, lists, strict=True):
@@ -123,7 +123,3 @@ class _Ids:
         key = self._ids.setdefault(text, f"{self.prefix}{len(self._ids)}")
         self.texts[key] = text
         return key
-
-
-def _text(passage):
-    return " ".join(part.strip() for part in passage.parts).strip()

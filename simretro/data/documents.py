@@ -42,6 +42,11 @@ class Document(NamedTuple):
         body = (self.text,) if self.sentences is None else self.sentences
         return (self.title, *body) if self.title and not _begins_with(self.text, self.title) else body
 
+    @property
+    def full_text(self) -> str:
+        """`parts` in one line of text, as a passage is read: joined by blanks, without white space around them."""
+        return " ".join(part.strip() for part in self.parts).strip()
+
 
 def iter_documents(path: str | Path, text_files: str = "lines") -> Iterator[Document]:
     """Reads documents one by one.

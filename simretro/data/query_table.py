@@ -213,7 +213,7 @@ class _Builder:
         for (name, score_name), columns in self.found.items():
             numbers, scores, counts = [], [], []
             documents = list(chain.from_iterable(getattr(query, name) for query in chunk))
-            found = iter(self.passages.add([_text(document) for document in documents], [d.id for d in documents]))
+            found = iter(self.passages.add([document.full_text for document in documents], [d.id for d in documents]))
             for query in chunk:
                 passages = getattr(query, name)
                 teacher = getattr(query, score_name) or [None] * len(passages)
@@ -296,10 +296,6 @@ class _Builder:
                 "one passage, so that none of them is a negative where another is a positive. Give each its own id."
             )
         return notes
-
-
-def _text(document):
-    return " ".join(part.strip() for part in document.parts).strip()
 
 
 def _digest(content):

@@ -30,4 +30,4 @@ def write_training_queries(path: str | Path, queries: Iterable[TrainingQuery]) -
 
 
 def _texts(documents):
-    return [" ".join(part.strip() for part in document.parts).strip() for document in documents]
+    return [document.full_text for document in documents]

@@ -29,17 +29,13 @@ def queries_of_columns(source: str | Path | Iterable[Mapping[str, str] | Sequenc
     Raises: ValueError for a row of other columns than the first, a text that is none, columns in another order, or
         labels, naming the place; if there is no row.
     """
-    names = None
+    names = shape = None
     for place, path, line, row in _rows(source):
-        columns = tuple(row) if isinstance(row, Mapping) else len(row)
+        columns, own_shape = (tuple(row), {*row}) if isinstance(row, Mapping) else (len(row), len(row))
         if names is None:
-            names = columns
+            names, shape = columns, own_shape
             _check_columns(columns, place)
-        if (
-            (set(columns) != set(names))
-            if isinstance(columns, tuple) and isinstance(names, tuple)
-            else columns != names
-        ):
+        if own_shape != shape:
             raise ValueError(f"{place}: must have the columns of the first row, {short(names)}; received {short(row)}.")
         anchor, positive, *negatives = [row[name] for name in names] if isinstance(row, Mapping) else row
         for what, text in (("the first column, the query,", anchor), ("the second column, the positive,", positive)):

@@ -8,8 +8,8 @@ import numpy as np
 from simretro.arguments import check_int
 from simretro.evaluation.collections import RetrievalCollection
 from simretro.evaluation.ranking import RetrievalResult, retrieval_metrics
-from simretro.retrieval import EncodedCorpus, ExactIndex
-from simretro.retrieval.encoders import SIMILARITIES
+from simretro.retrieval import EncodedCorpus
+from simretro.retrieval.encoders import SIMILARITIES, vectors_of
 
 # A word of letters and digits; scripts that do not put spaces between words are cut into their characters.
 _WORDS = re.compile(
@@ -46,19 +46,13 @@ def search_collection(
     check_int("top_k", top_k, 1)
     if similarity not in SIMILARITIES:
         raise ValueError(f"`similarity` must be one of {SIMILARITIES}; received {similarity!r}.")
-    documents, index, blocks = list(collection.documents), ExactIndex(), []
-    for start in range(0, len(documents), block_size):
-        ids = documents[start : start + block_size]
-        vectors = _vectors(encode, [collection.documents[i] for i in ids], "encode")
-        if similarity == "cosine":
-            index.add(vectors, ids)
-        else:
-            blocks.append(vectors)
-    if similarity == "dot":
-        index = EncodedCorpus.of_vectors(np.concatenate(blocks), documents, "dot")
+    texts = list(collection.documents.values())
+    starts = range(0, len(texts), block_size)
+    vectors = np.concatenate([vectors_of(encode, texts[start : start + block_size], "encode") for start in starts])
+    corpus = EncodedCorpus.of_vectors(vectors, list(collection.documents), similarity)
     name = "encode" if encode_queries is None else "encode_queries"
-    queries = _vectors(encode_queries or encode, list(collection.queries.values()), name)
-    return _run(collection.queries, documents, *index.search(queries, top_k))
+    queries = vectors_of(encode_queries or encode, list(collection.queries.values()), name)
+    return _run(collection.queries, corpus.ids, *corpus.search(queries, top_k))
 
 
 def search_encoded(
@@ -75,7 +69,7 @@ def search_encoded(
     Returns: {query id: {document id: score}}, best first, equal scores in the order of the corpus.
     Raises: ValueError, see `EncodedCorpus.search`; if `encode_queries` returns another number of rows.
     """
-    vectors = _vectors(encode_queries, list(queries.values()), "encode_queries")
+    vectors = vectors_of(encode_queries, list(queries.values()), "encode_queries")
     return _run(queries, corpus.ids, *corpus.search(vectors, top_k, **options))
 
 
@@ -161,10 +155,3 @@ def _best(scores, top_k):
         places = places[scores[places] >= np.partition(scores[places], -top_k)[-top_k]]
     places = places[np.argsort(-scores[places], kind="stable")][:top_k]
     return zip(places.tolist(), scores[places].tolist(), strict=True)
-
-
-def _vectors(encode, texts, name):
-    vectors = np.asarray(encode(texts))
-    if vectors.ndim != 2 or len(vectors) != len(texts):
-        raise ValueError(f"`{name}` must return a row per text; received shape {vectors.shape} for {len(texts)} texts.")
-    return vectors

@@ -2,9 +2,7 @@
 
 from keras import ops
 
-from simretro.ops import unit_vectors
-
-_HIDDEN_SCORE = -1e9
+from simretro.losses.scores import HIDDEN_SCORE, comparable
 
 
 def context_pairs(rows, all_rows=None, row_offset=0, window_sentences=2, mask_same_document=True, negatives="all"):
@@ -96,31 +94,26 @@ def context_loss(
     Reference: Wu et al., 2022 (CCP), algorithm 1; several positives as in Khosla et al., 2020,
         https://arxiv.org/abs/2004.11362, eq. 2.
     """
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(f"`similarity` must be 'cosine' or 'dot'; received {similarity!r}.")
-
-    anchors, candidates = ops.cast(anchors, "float32"), ops.cast(candidates, "float32")
-    if similarity == "cosine":
-        anchors, candidates = unit_vectors(anchors), unit_vectors(candidates)
+    anchors, candidates = comparable(similarity, anchors, candidates)
     scores = ops.matmul(anchors, ops.transpose(candidates)) / temperature  # (R, N)
     is_negative = ops.logical_and(visible, ops.logical_not(positives))
-    negatives = [ops.where(is_negative, scores, _HIDDEN_SCORE)]
+    negatives = [ops.where(is_negative, scores, HIDDEN_SCORE)]
     if bank_vectors is not None:
         bank_vectors = ops.stop_gradient(ops.cast(bank_vectors, "float32"))
         bank_scores = ops.matmul(anchors, ops.transpose(bank_vectors)) / temperature  # (R, K)
         if bank_visible is not None:
-            bank_scores = ops.where(bank_visible, bank_scores, _HIDDEN_SCORE)
+            bank_scores = ops.where(bank_visible, bank_scores, HIDDEN_SCORE)
         negatives.append(bank_scores)
     # Summed in two steps: a bank is far wider than a batch, and would be copied to stand beside it.
     rest = ops.logsumexp(ops.stack([ops.logsumexp(part, axis=1) for part in negatives], axis=1), axis=1, keepdims=True)
-    best = ops.stack([ops.max(part, axis=1, initial=_HIDDEN_SCORE) for part in negatives], axis=1)
-    positive_scores = ops.where(positives, scores, _HIDDEN_SCORE)
+    best = ops.stack([ops.max(part, axis=1, initial=HIDDEN_SCORE) for part in negatives], axis=1)
+    positive_scores = ops.where(positives, scores, HIDDEN_SCORE)
     if exclude_positives:
-        losses = ops.softplus(ops.where(positives, rest - scores, _HIDDEN_SCORE))
+        losses = ops.softplus(ops.where(positives, rest - scores, HIDDEN_SCORE))
     else:
         losses = ops.logsumexp(ops.concatenate([rest, positive_scores], axis=1), axis=1, keepdims=True) - scores
     weights = ops.cast(positives, "float32")
     count = ops.maximum(ops.sum(weights), 1.0)
-    hits = positive_scores > ops.max(best, axis=1, keepdims=True, initial=_HIDDEN_SCORE)
+    hits = positive_scores > ops.max(best, axis=1, keepdims=True, initial=HIDDEN_SCORE)
     accuracy = ops.sum(ops.cast(hits, "float32") * weights) / count
     return ops.sum(losses * weights) / ops.cast(count if normalizer is None else normalizer, "float32"), accuracy

@@ -2,10 +2,8 @@
 
 from keras import ops
 
-from simretro.ops import unit_vectors
+from simretro.losses.scores import HIDDEN_SCORE, comparable
 
-# Far below any score, and finite in float32, where it is applied.
-_HIDDEN_SCORE = -1e9
 _KEYS_AT_A_TIME = 8
 
 
@@ -61,22 +59,18 @@ def contrastive_loss(queries, passages, temperature=0.05, positives=None, left_o
     Reference: van den Oord et al., 2018, https://arxiv.org/abs/1807.03748; with hard negatives Karpukhin et al., 2020,
         https://arxiv.org/abs/2004.04906.
     """
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(f"`similarity` must be 'cosine' or 'dot'; received {similarity!r}.")
+    queries, passages = comparable(similarity, queries, passages)
     num_queries, num_passages = ops.shape(queries)[0], ops.shape(passages)[0]
     if positives is None:
         positives = ops.arange(num_queries, dtype="int32") * _group_size(num_queries, num_passages)
-    queries, passages = ops.cast(queries, "float32"), ops.cast(passages, "float32")
-    if similarity == "cosine":
-        queries, passages = unit_vectors(queries), unit_vectors(passages)
     scores = ops.matmul(queries, ops.transpose(passages)) / temperature  # (Q, P)
     is_positive = ops.cast(positives, "int32")[:, None] == ops.arange(num_passages, dtype="int32")[None]
     if left_out is not None:
-        scores = ops.where(ops.logical_and(left_out, ops.logical_not(is_positive)), _HIDDEN_SCORE, scores)
+        scores = ops.where(ops.logical_and(left_out, ops.logical_not(is_positive)), HIDDEN_SCORE, scores)
     positive_scores = ops.sum(ops.where(is_positive, scores, 0.0), axis=1)
     losses = ops.logsumexp(scores, axis=1) - positive_scores
     # A tie is no hit: vectors that are all the same tell nobody apart.
-    best_other = ops.max(ops.where(is_positive, _HIDDEN_SCORE, scores), axis=1, initial=_HIDDEN_SCORE)
+    best_other = ops.max(ops.where(is_positive, HIDDEN_SCORE, scores), axis=1, initial=HIDDEN_SCORE)
     correct = ops.cast(positive_scores > best_other, "float32")
     count = ops.maximum(ops.cast(ops.shape(losses)[0], "float32"), 1.0)  # a replica may have got no rows
     return ops.sum(losses) / count, ops.sum(correct) / count

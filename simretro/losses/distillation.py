@@ -2,10 +2,7 @@
 
 from keras import ops
 
-from simretro.ops import unit_vectors
-
-# Far below any score, and finite in float32, where it is applied.
-_HIDDEN_SCORE = -1e9
+from simretro.losses.scores import HIDDEN_SCORE, comparable
 
 
 def group_scores(queries, passages, temperature=1.0, similarity="cosine"):
@@ -19,11 +16,7 @@ def group_scores(queries, passages, temperature=1.0, similarity="cosine"):
     Returns: float32 (Q, G).
     Raises: ValueError for another `similarity`.
     """
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(f"`similarity` must be 'cosine' or 'dot'; received {similarity!r}.")
-    queries, passages = ops.cast(queries, "float32"), ops.cast(passages, "float32")
-    if similarity == "cosine":
-        queries, passages = unit_vectors(queries), unit_vectors(passages)
+    queries, passages = comparable(similarity, queries, passages)
     return ops.matmul(passages, queries[:, :, None])[:, :, 0] / temperature
 
 
@@ -56,7 +49,7 @@ def distillation_loss(scores, teacher_scores, kind="kl", teacher_temperature=1.0
     # Before anything is computed from it: a NaN that is left out later still has a gradient of NaN.
     teacher = ops.stop_gradient(ops.where(ops.isnan(teacher), 0.0, teacher)) / teacher_temperature
     if kind == "kl":
-        log_student, log_teacher = (_log_softmax(ops.where(known, x, _HIDDEN_SCORE)) for x in (scores, teacher))
+        log_student, log_teacher = (_log_softmax(ops.where(known, x, HIDDEN_SCORE)) for x in (scores, teacher))
         summed = ops.sum(ops.where(known, ops.exp(log_teacher) * (log_teacher - log_student), 0.0))
     else:
         margins = (scores[:, :1] - scores) - (teacher[:, :1] - teacher)

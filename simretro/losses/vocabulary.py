@@ -2,9 +2,8 @@
 
 from keras import ops
 
+from simretro.losses.scores import HIDDEN_SCORE
 from simretro.ops import as_tensor
-
-_HIDDEN_SCORE = -1e9
 
 
 def fused_cross_entropy(hidden, table, bias, labels, normalizer=None, chunk_size=1024, training=True):
@@ -141,7 +140,7 @@ def _max_over_positions(hidden, table, counted, chunk_size):
 
     def compute(hidden, counted):
         logits = ops.cast(ops.matmul(hidden, matrix), "float32")  # (rows, L, V)
-        logits = ops.where(counted[:, :, None], logits, _HIDDEN_SCORE)
+        logits = ops.where(counted[:, :, None], logits, HIDDEN_SCORE)
         found = ops.any(counted, axis=1)[:, None]
         pooled = ops.where(found, ops.max(logits, axis=1), 0.0)
         return (pooled, ops.where(found, ops.cast(ops.argmax(logits, axis=1), "int32"), -1)), 0.0

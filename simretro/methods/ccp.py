@@ -27,7 +27,7 @@ _CHOICES = {
 }
 _HEAD_SETTINGS = ("projection_size", "batch_norm")
 _BANK_SETTINGS = ("bank_size", "bank_kind", "languages", "projection_size", "similarity")
-_ROWS = ("document_ids", "sentence_positions", "language_ids", "sides", "sentence_keys")
+_ROWS = ("sides", "document_ids", "sentence_positions", "language_ids")
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -276,12 +276,9 @@ class CCP(EncoderMethod):
 
     def _pairs(self, x):
         """(positives, visible, rows of this replica, all rows); see `context_pairs`."""
-        columns = [_of(x, name) for name in _ROWS[:-1]]
-        columns.append(x["sentence_keys"] if "sentence_keys" in x else -ops.ones_like(columns[0]))
-        columns = [ops.cast(column, "int32") for column in columns]
-        table, first = self._gathered(ops.stack(columns, axis=1))  # (N, 5)
-        rows = dict(zip(_ROWS, columns, strict=True))
-        all_rows = {name: table[:, i] for i, name in enumerate(_ROWS)}
+        rows = pair_rows(x)
+        table, first = self._gathered(ops.stack([*rows.values()], axis=1))  # (N, 5)
+        all_rows = {name: table[:, i] for i, name in enumerate(rows)}
         positives, visible = context_pairs(
             rows, all_rows, first, self.window_sentences, self.mask_same_document, self.negatives
         )
@@ -353,6 +350,13 @@ def _checked_languages(languages):
     if isinstance(languages, str) or not languages or len({*languages}) != len(languages):
         raise ValueError(f"`languages` must be names, each once; received {languages!r}.")
     return tuple(languages)
+
+
+def pair_rows(x):
+    """What `context_pairs` and the bank read of a batch of `ContextWindows`: dict of int32 (R,), -1 = no key known."""
+    rows = {name: ops.cast(_of(x, name), "int32") for name in _ROWS}
+    keys = x["sentence_keys"] if "sentence_keys" in x else -ops.ones_like(rows["sides"])
+    return rows | {"sentence_keys": ops.cast(keys, "int32")}
 
 
 def _count(mask):

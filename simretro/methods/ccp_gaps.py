@@ -6,11 +6,7 @@ import numpy as np
 from keras import ops
 
 from simretro.losses import context_loss, context_pairs
-from simretro.methods.ccp import CCP
-from simretro.methods.encoder_method import array_of
-
-_ADVICE = "batches must be those of `simretro.data.ContextWindows`"
-_ROWS = ("document_ids", "sentence_positions", "language_ids", "sides")
+from simretro.methods.ccp import CCP, pair_rows
 
 
 def ccp_gaps(ccp: CCP, batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
@@ -43,9 +39,10 @@ def ccp_gaps(ccp: CCP, batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str,
     """
     totals: dict[str, list[tuple[float, int]]] = {}
     for batch in batches:
-        if np.max(array_of(batch, "sides", _ADVICE), initial=-1) < 0:
+        rows = {name: ops.convert_to_numpy(column) for name, column in pair_rows(batch).items()}
+        if rows["sides"].max(initial=-1) < 0:
             continue
-        for name, (value, count) in _gaps_of_batch(ccp, batch).items():
+        for name, (value, count) in _gaps_of_batch(ccp, batch, rows).items():
             totals.setdefault(name, []).append((value, count))
     if not totals:
         raise ValueError("`batches` must hold pairs, in a batch at least; received none. Do all have masked text only?")
@@ -57,10 +54,8 @@ def _mean(parts):
     return sum(value * count for value, count in parts if count) / count if count else float("nan")
 
 
-def _gaps_of_batch(ccp, batch):
+def _gaps_of_batch(ccp, batch, rows):
     """{name: (mean, how many it is the mean of)}."""
-    rows = {name: np.asarray(array_of(batch, name, _ADVICE), "int32") for name in _ROWS}
-    rows["sentence_keys"] = np.asarray(batch.get("sentence_keys", np.full(len(rows["sides"]), -1)), "int32")
     positives, visible = (
         ops.convert_to_numpy(mask)
         for mask in context_pairs(

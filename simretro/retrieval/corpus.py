@@ -227,9 +227,8 @@ class _Documents:
 def _parts(item, number):
     """(id, text, place) of a document."""
     if isinstance(item, Document):
-        text = " ".join(part.strip() for part in item.parts).strip()
         place = item.place if item.line is not None else f"document {number}"
-        return str(number) if item.id is None else item.id, text, place
+        return str(number) if item.id is None else item.id, item.full_text, place
     place = f"document {number}"
     if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(part, str) for part in item):
         raise ValueError(f"{place}: must be (id, text), both str, or a `Document`; received {str(item)[:100]!r}.")

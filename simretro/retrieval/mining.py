@@ -155,7 +155,7 @@ class _Texts:
         self.all_query_ids = list(collection.queries)
         self.number_of, self.texts, self.ids, self.places, by_key = {}, [], [], [], {}
         for place, (key, document) in enumerate(collection.documents.items()):
-            text = _text(document)
+            text = document.full_text if isinstance(document, Document) else document.strip()
             if not text:
                 continue
             number = by_key.setdefault(_key(text), len(self.texts))
@@ -317,11 +317,6 @@ class _Picker:
             self.texts.query_ids[number]: [self.texts.ids[text] for text in chosen]
             for number, chosen in zip(self.numbers, picked, strict=True)
         }
-
-
-def _text(document):
-    parts = document.parts if isinstance(document, Document) else (document,)
-    return " ".join(part.strip() for part in parts).strip()
 
 
 def _key(text):

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from simretro.arguments import check_int
 from simretro.evaluation import cross_lingual_statistics
 from simretro.evaluation.geometry import check_pairs
 from simretro.training.periodic import PeriodicEvaluation
+from simretro.training.probe_texts import checked_texts, encoded
 
 
 class CrossLingualMonitor(PeriodicEvaluation):
@@ -50,7 +49,10 @@ class CrossLingualMonitor(PeriodicEvaluation):
         name: str = "cross_lingual",
         neighbors: int = 10,
     ):
-        self.texts_by_language = {language: _checked(own, language) for language, own in texts_by_language.items()}
+        self.texts_by_language = {
+            language: checked_texts(own, 2, f"texts_by_language[{language!r}]")
+            for language, own in texts_by_language.items()
+        }
         if not self.texts_by_language:
             raise ValueError("`texts_by_language` must have at least one language; received none.")
         self.pairs = check_pairs(pairs or (), {name: len(own) for name, own in self.texts_by_language.items()})
@@ -64,28 +66,9 @@ class CrossLingualMonitor(PeriodicEvaluation):
         self.statistics = []
 
     def _measure(self):
-        vectors = {}
-        for language, texts in self.texts_by_language.items():
-            found = np.asarray(self.encode(texts))
-            if found.ndim != 2 or len(found) != len(texts):
-                raise ValueError(
-                    f"`encode` must return a row per text; received shape {found.shape} for {len(texts)} texts "
-                    f"of {language!r}."
-                )
-            vectors[language] = found
+        vectors = {
+            language: encoded(self.encode, texts, f" of {language!r}")
+            for language, texts in self.texts_by_language.items()
+        }
         self.statistics.append(cross_lingual_statistics(vectors, self.pairs, self.neighbors))
         return self.statistics[-1]["means"]
-
-
-def _checked(texts, language):
-    """Equal texts, which many titles are, would be found for one another."""
-    name = f"texts_by_language[{language!r}]"
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"`{name}` must be a list of str.")
-    texts = list(texts)
-    if len(set(texts)) < max(2, len(texts)):
-        raise ValueError(
-            f"`{name}` must be at least 2 and all different; received {len(texts)} texts, {len(set(texts))} different "
-            "ones."
-        )
-    return texts

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from simretro.arguments import warn
 from simretro.evaluation import embedding_statistics
 from simretro.training.periodic import PeriodicEvaluation
+from simretro.training.probe_texts import checked_texts, encoded
 
 # Vectors that are below both have collapsed, see `EmbeddingMonitor`; the rank as a share of min(N - 1, d).
 _LEAST_STD = 0.01
@@ -43,25 +42,14 @@ class EmbeddingMonitor(PeriodicEvaluation):
     """
 
     def __init__(self, encode: Callable, texts: Sequence[str], every_steps: int | None = None, name: str = "embedding"):
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("`texts` must be a list of str.")
-        self.texts = list(texts)
-        if len(set(self.texts)) < max(_LEAST_TEXTS, len(self.texts)):
-            raise ValueError(
-                f"`texts` must be at least {_LEAST_TEXTS} and all different; received {len(self.texts)} texts, "
-                f"{len(set(self.texts))} different ones."
-            )
+        self.texts = checked_texts(texts, _LEAST_TEXTS)
         super().__init__(self._measure, every_steps, name)
         self.encode = encode
         self._warned = False
         self._most_rank = 0
 
     def _measure(self):
-        vectors = np.asarray(self.encode(self.texts))
-        if vectors.ndim != 2 or len(vectors) != len(self.texts):
-            raise ValueError(
-                f"`encode` must return a row per text; received shape {vectors.shape} for {len(self.texts)} texts."
-            )
+        vectors = encoded(self.encode, self.texts)
         self._most_rank = min(len(vectors) - 1, vectors.shape[1])
         return embedding_statistics(vectors)
 

@@ -98,6 +98,12 @@ def test_title_stands_before_the_text_once(title, text, parts):
     assert Document(text, title).parts == parts
 
 
+def test_the_full_text_is_one_line_of_the_parts():
+    assert Document(" w1 w2\n", " A wing ").full_text == "A wing w1 w2"
+    assert Document("", "Wing", sentences=("w1. ", "w2.")).full_text == "Wing w1. w2."
+    assert Document("").full_text == ""
+
+
 @pytest.mark.parametrize(
     "line, words",
     [

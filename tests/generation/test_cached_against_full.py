@@ -329,6 +329,7 @@ def test_each_source_has_n_samples_of_its_own(bert):
 
 
 @pytest.mark.slow
+@pytest.mark.parity  # where the other backend is installed
 def test_the_same_seed_gives_the_same_tokens_on_another_backend():
     backends = {"tensorflow": "jax", "jax": "tensorflow"}
     other = backends.get(keras.backend.backend(), "tensorflow")

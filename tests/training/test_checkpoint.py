@@ -147,6 +147,7 @@ def test_process_that_diverges_under_mirrored_strategy_ends(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parity  # where JAX is installed
 def test_resume_on_jax(tmp_path):
     pytest.importorskip("jax")
     _, entries, _, copies, *differing = compare_elsewhere(tmp_path, backend="jax")
