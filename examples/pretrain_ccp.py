@@ -22,18 +22,8 @@ import keras
 
 import cross_lingual
 import libreoffice_help
-from command_line import (
-    HelpFormatter,
-    add_strategy,
-    check_same,
-    free_folder,
-    one_line_errors,
-    stop,
-    strategy_scope,
-    write_options,
-)
-from simretro import CCP, build_transformer_model, train_wordpiece
-from simretro.checkpoints import read_config
+from command_line import HelpFormatter, check_same, free_folder, one_line_errors, stop, strategy_scope, write_options
+from simretro import CCP, train_wordpiece
 from simretro.data import ContextWindows, iter_documents
 from simretro.evaluation import TextPair, evaluate_bitext
 from simretro.tokenizers import TruncationWarning
@@ -42,8 +32,20 @@ from simretro.training import (
     LearningRate,
     Throughput,
     TrainingCheckpoint,
-    build_optimizer,
     mean_tokens_per_step,
+)
+from training_runs import (
+    add_model_options,
+    add_run_options,
+    add_warmup,
+    defaults_told,
+    facts_of,
+    fill_in,
+    is_config,
+    network_options,
+    new_encoder,
+    scheduled_optimizer,
+    tensorboard,
 )
 
 SMALL_MODEL = {
@@ -54,8 +56,8 @@ SMALL_MODEL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 256**-0.5,
-    "max_position_embeddings": 512,
 }
+TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
 # Without `--documents`: ten minutes on two cores. Short pieces of words are what these languages share. There is no
 # bank: at such a rate its vectors are soon another network's, and what is learnt is to tell old vectors from new.
 SMALL_JOB = {
@@ -93,7 +95,11 @@ FREE_ON_RESUME |= {"resume", "is_config"}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, epilog=defaults_told(), formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=defaults_told("--documents", OWN_DOCUMENTS, SMALL_JOB),
+        formatter_class=HelpFormatter,
+    )
     data = parser.add_argument_group("data")
     data.add_argument("--documents", nargs="+", help=".txt, .jsonl or folder of each language: de.jsonl or de=PATH")
     data.add_argument("--text-files", default="lines", choices=["lines", "whole"], help="what a document of a .txt is")
@@ -104,12 +110,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--language-exponent", type=float, default=0.3, help="1: languages by their sizes, 0: all alike")
     data.add_argument("--cache", type=Path, help="folder for the token ids; later runs start at once")
     model = parser.add_argument_group("model")
-    model.add_argument("--init", help="checkpoint (folder or hub name), or the path of a config for new weights")
-    model.add_argument("--new-parts", nargs="*", default=[], choices=["mlm_head"], help="parts the checkpoint lacks")
-    model.add_argument("--vocab-size", type=int, help="of the vocabulary learnt for a new model")
-    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the config")
-    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
-    model.add_argument("--recompute", action="store_true", help="less memory, a third more work")
+    add_model_options(model, new_parts=["mlm_head"])
     objective = parser.add_argument_group("objective")
     objective.add_argument("--pooling", choices=["cls", "mean"], help="what becomes the vector")
     objective.add_argument("--mlm-share", type=float, help="of masked language modelling among the batches")
@@ -124,16 +125,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument(
         "--learning-rate", type=float, help="default with --documents: 1e-3, or 3e-5 from a checkpoint"
     )
-    training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    add_warmup(training)
     training.add_argument("--micro-batches", type=int, default=1, help="parts of a batch, each with its own negatives")
     training.add_argument("--gradient-cache-rows", type=int, help="rows at a time, with the whole batch's negatives")
-    training.add_argument("--save-steps", type=int, help="save every so many steps, too, not only at epochs' ends")
-    training.add_argument("--tensorboard", action="store_true", help="needs `pip install tensorboard`")
-    add_strategy(training)
-    training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--output", type=Path, default=Path("runs/ccp"))
-    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
+    add_run_options(training, "runs/ccp")
     after = parser.add_argument_group("calibration and evaluation")
     after.add_argument("--calibration-texts", type=int, help="sentences of each language that it is fitted with")
     after.add_argument(
@@ -147,22 +142,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
-def defaults_told():
-    """What the defaults are that differ with and without `--documents`."""
-    told = [f"--{name.replace('_', '-')} {OWN_DOCUMENTS.get(name)}, {value}" for name, value in SMALL_JOB.items()]
-    return "defaults with --documents, and without:\n  " + "\n  ".join(told)
-
-
 def check_options(parser, options):
     """Refuses what does not go together, and fills in what depends on other options."""
     if options.documents and (options.languages or options.disjoint):
         parser.error("--languages and --disjoint are for the help pages: leave them out with --documents")
-    options.is_config = bool(options.init) and options.init.endswith(".json") and Path(options.init).is_file()
+    options.is_config = is_config(options.init)
     defaults = {"learning_rate": 3e-5 if options.init and not options.is_config else 1e-3}
     defaults |= (OWN_DOCUMENTS if options.documents else SMALL_JOB) | (QUICK_JOB if options.quick else {})
-    for name, value in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill_in(options, defaults)
     if options.documents:
         options.documents = documents_by_language(parser, options.documents)
     if options.epochs < 1:
@@ -244,15 +231,12 @@ def build_model(options, sources):
         "projection_size": options.projection_size,
         "maxlen": options.maxlen,
     }
-    parts = {"dropout_rate": options.dropout, "dtype": options.dtype, "recompute": options.recompute}
     if options.init and not options.is_config:
-        return CCP.from_pretrained(options.init, new_parts=tuple(options.new_parts), **parts, **settings)
+        network = network_options(options)
+        return CCP.from_pretrained(options.init, new_parts=tuple(options.new_parts), **network, **settings)
     tokenizer = train_wordpiece(texts_of(sources, options), options.vocab_size)
-    config = read_config(options.init) if options.is_config else dict(SMALL_MODEL)
-    if options.quick:
-        config |= {"num_hidden_layers": 1, "hidden_size": 32, "embedding_size": 32, "intermediate_size": 64}
-    config |= {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_token_id}
-    return CCP(build_transformer_model(config, with_mlm="linear", **parts), tokenizer, **settings)
+    encoder = new_encoder(options, tokenizer, SMALL_MODEL, TINY_SIZES, with_mlm="linear")
+    return CCP(encoder, tokenizer, **settings)
 
 
 def texts_of(sources, options):
@@ -282,14 +266,11 @@ def load_data(options, sources, tokenizer):
 def prepare(ccp, data, probe_texts, options):
     """Compiles the model; returns the callbacks of `fit`, their checkpoint, and the epoch to begin with."""
     total_steps = len(data) * options.epochs
-    optimizer = build_optimizer(
-        "adamw",
-        options.learning_rate,
-        warmup_steps=round(options.warmup_share * total_steps),
-        total_steps=total_steps,
-        global_clipnorm=1.0,
+    ccp.compile(
+        scheduled_optimizer(options, total_steps),
+        micro_batches=options.micro_batches,
+        gradient_cache_rows=options.gradient_cache_rows,
     )
-    ccp.compile(optimizer, micro_batches=options.micro_batches, gradient_cache_rows=options.gradient_cache_rows)
     shares = ", ".join(f"{name} {count:,}" for name, count in data.num_pairs.items())
     print(f"{ccp.encoder.count_params():,} parameters; sentences: {shares}; {len(data)} steps an epoch")
     checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, every_steps=options.save_steps)
@@ -299,8 +280,7 @@ def prepare(ccp, data, probe_texts, options):
         EmbeddingMonitor(encoder_of(ccp), probe_texts),
         checkpoint,
     ]
-    if options.tensorboard:
-        callbacks.append(keras.callbacks.TensorBoard(options.output / "logs", update_freq=50))
+    callbacks += tensorboard(options)
     return callbacks, checkpoint, checkpoint.restore(ccp) if options.resume else 0
 
 
@@ -397,8 +377,7 @@ def main(arguments: Sequence[str] | None = None):
             data = load_data(options, sources, ccp.tokenizer)
         before = measure(ccp, evaluations)
         history = pretrain(ccp, data, texts, options)
-    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
-    ccp.save_pretrained(options.output / "model", facts)
+    ccp.save_pretrained(options.output / "model", facts_of(options, history))
     ccp = CCP.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     calibrator = calibrate(ccp, texts, options)

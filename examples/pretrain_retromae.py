@@ -21,18 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import python_docs
-from command_line import (
-    HelpFormatter,
-    add_strategy,
-    check_same,
-    free_folder,
-    one_line_errors,
-    stop,
-    strategy_scope,
-    write_options,
-)
-from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, build_transformer_model, train_wordpiece
-from simretro.checkpoints import read_config
+from command_line import HelpFormatter, check_same, free_folder, one_line_errors, stop, strategy_scope, write_options
+from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, train_wordpiece
 from simretro.data import iter_documents, queries_of_collection
 from simretro.evaluation import bm25_run, evaluate_retrieval, read_beir, retrieval_metrics
 from simretro.tokenizers import TruncationWarning
@@ -46,6 +36,19 @@ from simretro.training import (
     mean_tokens_per_step,
 )
 from simretro.training.state import updates_done
+from training_runs import (
+    add_model_options,
+    add_run_options,
+    add_warmup,
+    defaults_told,
+    facts_of,
+    fill_in,
+    is_config,
+    network_options,
+    new_encoder,
+    scheduled_optimizer,
+    tensorboard,
+)
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -56,6 +59,7 @@ SMALL_MODEL = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 192**-0.5,
 }
+TINY_SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
 # Without `--corpus`: ten minutes on two cores. From scratch many updates by few rows learn sooner than few by many, and
 # the bag of words tells the vector at once what it is for.
 SMALL_JOB = {"maxlen": 64, "rows_per_batch": 8, "max_steps": 2400, "bow_weight": 1.0, "learning_rate": 5e-4}
@@ -70,7 +74,9 @@ FREE_ON_RESUME = set("cache probe probe_steps save_steps tensorboard strategy ou
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, epilog=defaults_told(), formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=defaults_told("--corpus", OWN_CORPUS, SMALL_JOB), formatter_class=HelpFormatter
+    )
     data = parser.add_argument_group("data")
     data.add_argument("--corpus", type=Path, help=".txt (a line is a document), .jsonl (`text`), or a folder of these")
     data.add_argument("--text-files", default="lines", choices=["lines", "whole"], help="what a document of a .txt is")
@@ -81,12 +87,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--probe", type=Path, help="BEIR folder whose dev or test queries are searched while training")
     data.add_argument("--probe-steps", type=int, help="probe every so many steps, too, not only at epochs' ends")
     model = parser.add_argument_group("model")
-    model.add_argument("--init", help="checkpoint (folder or hub name), or the path of a config for new weights")
-    model.add_argument("--new-parts", nargs="*", default=[], choices=["mlm_head"], help="parts the checkpoint lacks")
-    model.add_argument("--vocab-size", type=int, default=6000, help="of the vocabulary learnt for a new model")
-    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the config")
-    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
-    model.add_argument("--recompute", action="store_true", help="less memory, a third more work")
+    add_model_options(model, 6000, ["mlm_head"])
     objective = parser.add_argument_group("objective")
     objective.add_argument("--decoding", default="enhanced", choices=["enhanced", "basic", "none"])
     objective.add_argument("--mask-rate", type=float, default=0.3, help="of the encoder's tokens")
@@ -99,15 +100,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument("--max-steps", type=int, help="end after so many steps")
     training.add_argument("--rows-per-batch", type=int, help="rows of the batch of all devices")
     training.add_argument("--learning-rate", type=float, help="from a checkpoint 1e-4")
-    training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    add_warmup(training)
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
-    training.add_argument("--save-steps", type=int, help="save every so many steps, too, not only at epochs' ends")
-    training.add_argument("--tensorboard", action="store_true", help="needs `pip install tensorboard`")
-    add_strategy(training)
-    training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--output", type=Path, default=Path("runs/retromae"))
-    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
+    add_run_options(training, "runs/retromae")
     options = parser.parse_args(arguments)
     if options.corpus is not None and not options.corpus.exists():
         parser.error(f"--corpus: {options.corpus} does not exist")
@@ -115,24 +110,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error(f"--epochs must be at least 1; received {options.epochs}")
     if options.decoding == "none":
         options.decoding = None
-    options.is_config = bool(options.init) and options.init.endswith(".json") and Path(options.init).is_file()
+    options.is_config = is_config(options.init)
     defaults = dict(OWN_CORPUS if options.corpus else SMALL_JOB)
     if options.init and not options.is_config:
         defaults["learning_rate"] = CHECKPOINT_RATE
-    for name, value in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    fill_in(options, defaults)
     if options.rows_per_batch % max(1, options.micro_batches):
         parser.error(f"--micro-batches {options.micro_batches} must divide --rows-per-batch {options.rows_per_batch}")
     if options.quick:
         options.max_steps = 4
     return options
-
-
-def defaults_told():
-    """What the defaults are that differ with and without `--corpus`."""
-    told = [f"--{name.replace('_', '-')} {value}, {SMALL_JOB[name]}" for name, value in OWN_CORPUS.items()]
-    return "defaults with --corpus, and without:\n  " + "\n  ".join(told)
 
 
 def load_texts(options):
@@ -162,15 +149,12 @@ def build_model(options, source):
         "maxlen": options.maxlen,
         "seed": options.seed,
     }
-    parts = {"dropout_rate": options.dropout, "dtype": options.dtype, "recompute": options.recompute}
     if options.init and not options.is_config:
-        return RetroMAE.from_pretrained(options.init, new_parts=tuple(options.new_parts), **parts, **settings)
+        network = network_options(options)
+        return RetroMAE.from_pretrained(options.init, new_parts=tuple(options.new_parts), **network, **settings)
     tokenizer = train_wordpiece(texts_of(source, options), options.vocab_size)
-    config = read_config(options.init) if options.is_config else {**SMALL_MODEL, "max_position_embeddings": 512}
-    if options.quick:
-        config |= {"num_hidden_layers": 2, "hidden_size": 48, "embedding_size": 48, "intermediate_size": 96}
-    config |= {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_token_id}
-    return RetroMAE(build_transformer_model(config, with_mlm="linear", **parts), tokenizer, **settings)
+    encoder = new_encoder(options, tokenizer, SMALL_MODEL, TINY_SIZES, with_mlm="linear")
+    return RetroMAE(encoder, tokenizer, **settings)
 
 
 def load_data(options, source, tokenizer):
@@ -206,14 +190,7 @@ class StopAfter(keras.callbacks.Callback):
 def prepare(mae, data, source, options):
     """Compiles the model; returns the callbacks of `fit`, their checkpoint, and the epoch to begin with."""
     total_steps = min(len(data) * options.epochs, options.max_steps or float("inf"))
-    optimizer = build_optimizer(
-        "adamw",
-        options.learning_rate,
-        warmup_steps=round(options.warmup_share * total_steps),
-        total_steps=total_steps,
-        global_clipnorm=1.0,
-    )
-    mae.compile(optimizer, micro_batches=options.micro_batches)
+    mae.compile(scheduled_optimizer(options, total_steps), micro_batches=options.micro_batches)
     print(f"{mae.encoder.count_params():,} parameters; {data.num_documents:,} documents, {len(data)} steps an epoch")
     callbacks = [
         Throughput(tokens_per_step=mean_tokens_per_step(data, mae.tokenizer.pad_token_id)),
@@ -227,8 +204,7 @@ def prepare(mae, data, source, options):
         )
     checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, every_steps=options.save_steps)
     callbacks.append(checkpoint)
-    if options.tensorboard:
-        callbacks.append(keras.callbacks.TensorBoard(options.output / "logs", update_freq=50))
+    callbacks += tensorboard(options)
     if options.max_steps:
         callbacks.append(StopAfter(options.max_steps))
     return callbacks, checkpoint, checkpoint.restore(mae) if options.resume else 0
@@ -324,8 +300,7 @@ def main(arguments: Sequence[str] | None = None):
         untrained = type(mae.encoder).from_config(mae.encoder.get_config())
         untrained.set_weights(mae.encoder.get_weights())
         history = pretrain(mae, data, source, options)
-    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
-    mae.save_pretrained(options.output / "model", facts)
+    mae.save_pretrained(options.output / "model", facts_of(options, history))
     mae = RetroMAE.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     print("For search, fine-tune it: the vectors of a pre-trained encoder as it is are poor.")

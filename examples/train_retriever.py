@@ -23,19 +23,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import retrieval_data
-from command_line import (
-    HelpFormatter,
-    add_strategy,
-    check_same,
-    free_folder,
-    one_line_errors,
-    stop,
-    strategy_scope,
-    write_options,
-)
+from command_line import HelpFormatter, check_same, free_folder, one_line_errors, stop, strategy_scope, write_options
 from pretrain_retromae import SMALL_MODEL, show_result
-from simretro import BiEncoder, QueryPassages, build_transformer_model, train_wordpiece
-from simretro.checkpoints import read_config
+from simretro import BiEncoder, QueryPassages, train_wordpiece
 from simretro.data import queries_of_collection, write_training_queries
 from simretro.evaluation import bm25_run, evaluate_retrieval, retrieval_metrics
 from simretro.retrieval import mine_hard_negatives
@@ -46,9 +36,20 @@ from simretro.training import (
     PeriodicEvaluation,
     Throughput,
     TrainingCheckpoint,
-    build_optimizer,
+)
+from training_runs import (
+    add_model_options,
+    add_run_options,
+    add_warmup,
+    facts_of,
+    is_config,
+    network_options,
+    new_encoder,
+    scheduled_optimizer,
+    tensorboard,
 )
 
+TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 48, "intermediate_size": 96}
 MONITOR = "dev_nDCG@10"
 # Options that a resumed run may have otherwise: they leave the weights as they are.
 FREE_ON_RESUME = set("probe_steps probe_documents save_steps tensorboard strategy output resume report is_new".split())
@@ -70,15 +71,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--each-positive", action="store_true", help="a query comes once with each of its positives")
     add_negatives(parser.add_argument_group("hard negatives"))
     model = parser.add_argument_group("model")
-    model.add_argument("--init", help="checkpoint (folder or hub name), or the path of a config for new weights")
-    model.add_argument("--vocab-size", type=int, default=6000, help="of the vocabulary learnt for a new model")
+    add_model_options(model, 6000)
     model.add_argument("--pooling", choices=["cls", "mean", "pooler"], help="default: the checkpoint's own, or cls")
     model.add_argument("--similarity", default="cosine", choices=["cosine", "dot"])
     model.add_argument("--projection-size", type=int, help="shorter vectors, by a linear layer")
     model.add_argument("--matryoshka", type=int, nargs="*", help="lengths at which vectors may be cut")
-    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the config")
-    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
-    model.add_argument("--recompute", action="store_true", help="less memory, a third more work")
     objective = parser.add_argument_group("objective")
     objective.add_argument("--temperature", type=float, default=0.05, help="for --similarity dot: 1")
     objective.add_argument("--symmetric", action="store_true", help="passages must find their queries, too")
@@ -106,18 +103,12 @@ def add_training(group):
     group.add_argument("--epochs", type=int, help="default: 4 for a new model, 3 for a checkpoint")
     group.add_argument("--queries-per-batch", type=int, default=64, help="queries of the batch of all devices")
     group.add_argument("--learning-rate", type=float, help="default: 5e-4 for a new model, 2e-5 for a checkpoint")
-    group.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    add_warmup(group)
     group.add_argument("--cached-rows", type=int, help="rows on the device at a time: a batch larger than memory")
     group.add_argument("--probe-steps", type=int, help="measure on dev every so many steps, too")
     group.add_argument("--probe-documents", type=int, default=20_000, help="searched on dev; judged ones always are")
-    group.add_argument("--save-steps", type=int, help="save every so many steps, too, not only at epochs' ends")
-    group.add_argument("--tensorboard", action="store_true", help="needs `pip install tensorboard`")
-    add_strategy(group)
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--output", type=Path, default=Path("runs/retriever"))
-    group.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
+    add_run_options(group, "runs/retriever")
     group.add_argument("--no-report", dest="report", action="store_false", help="no table at the end")
-    group.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
 
 
 def checked(parser, options):
@@ -134,8 +125,7 @@ def checked(parser, options):
         parser.error("--mine-epochs needs hard negatives: leave out --negatives none, --negatives-per-query 0")
     if options.mine_epochs and options.distillation:
         parser.error("--mine-epochs finds passages that no teacher has scored: leave out --distillation")
-    is_config = bool(options.init) and options.init.endswith(".json") and Path(options.init).is_file()
-    options.is_new = is_config or not options.init
+    options.is_new = is_config(options.init) or not options.init
     options.epochs = options.epochs or (4 if options.is_new else 3)
     options.learning_rate = options.learning_rate or (5e-4 if options.is_new else 2e-5)
     options.maxlen = options.maxlen or (128 if options.data else 64)
@@ -177,16 +167,11 @@ def build_model(options, data):
     }
     if options.pooling:
         settings["pooling"] = options.pooling
-    parts = {"dropout_rate": options.dropout, "dtype": options.dtype, "recompute": options.recompute}
     if not options.is_new:
         new_parts = ("pooler",) if options.pooling == "pooler" else ()
-        return BiEncoder.from_pretrained(options.init, new_parts=new_parts, **parts, **settings)
+        return BiEncoder.from_pretrained(options.init, new_parts=new_parts, **network_options(options), **settings)
     tokenizer = train_wordpiece(filter(str.strip, data.train.documents.values()), options.vocab_size)
-    config = read_config(options.init) if options.init else {**SMALL_MODEL, "max_position_embeddings": 512}
-    if options.quick:
-        config |= {"num_hidden_layers": 1, "hidden_size": 48, "embedding_size": 48, "intermediate_size": 96}
-    config |= {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_token_id}
-    encoder = build_transformer_model(config, with_pool=options.pooling == "pooler", **parts)
+    encoder = new_encoder(options, tokenizer, SMALL_MODEL, TINY_SIZES, with_pool=options.pooling == "pooler")
     return BiEncoder(encoder, tokenizer, **settings)
 
 
@@ -233,14 +218,7 @@ def load_passages(options, tokenizer):
 def prepare(model, passages, data, options):
     """Compiles the model; returns the callbacks of `fit`, their checkpoint, and the epoch to begin with."""
     total_steps = len(passages) * options.epochs
-    optimizer = build_optimizer(
-        "adamw",
-        options.learning_rate,
-        warmup_steps=round(options.warmup_share * total_steps),
-        total_steps=total_steps,
-        global_clipnorm=1.0,
-    )
-    model.compile(optimizer, gradient_cache_rows=options.cached_rows)
+    model.compile(scheduled_optimizer(options, total_steps), gradient_cache_rows=options.cached_rows)
     print(
         f"{model.encoder.count_params():,} parameters; {passages.num_queries:,} queries, {len(passages)} steps an epoch"
     )
@@ -263,8 +241,7 @@ def prepare(model, passages, data, options):
         save_best=model.save_pretrained,
     )
     callbacks.append(checkpoint)
-    if options.tensorboard:
-        callbacks.append(keras.callbacks.TensorBoard(options.output / "logs", update_freq=50))
+    callbacks += tensorboard(options)
     return callbacks, checkpoint, checkpoint.restore(model) if options.resume else 0
 
 
@@ -339,8 +316,7 @@ def main(arguments: Sequence[str] | None = None):
             untrained = begin(options, model, data)
             passages = load_passages(options, model.tokenizer)
         model, history = train(model, passages, data, options)
-    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
-    model.save_pretrained(options.output / "model", facts)
+    model.save_pretrained(options.output / "model", facts_of(options, history))
     model = BiEncoder.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     shows = options.report and (data.test or data.dev) is not None

@@ -21,12 +21,13 @@ import numpy as np
 
 import home_assistant
 import simretro
-from command_line import HelpFormatter, add_strategy, free_folder, one_line_errors, stop, strategy_scope
+from command_line import HelpFormatter, free_folder, one_line_errors, stop, strategy_scope
 from simretro.data import SimilarPairs, read_groups
 from simretro.evaluation import bootstrap_interval, evaluate_pairs, group_retrieval, read_labelled_pairs, tfidf_vectors
 from simretro.models import build_transformer_model
 from simretro.tokenizers import Tokenizer
-from simretro.training import Throughput, TrainingCheckpoint, build_optimizer, mean_tokens_per_step
+from simretro.training import Throughput, TrainingCheckpoint, mean_tokens_per_step
+from training_runs import add_last_options, add_network_options, add_warmup, facts_of, scheduled_optimizer
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -52,8 +53,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     model.add_argument(
         "--new-parts", nargs="*", default=[], choices=["pooler", "mlm_head"], help="parts that the checkpoint lacks"
     )
-    model.add_argument("--dropout", type=float, help="replaces the dropout rates of the checkpoint's config")
-    model.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
+    add_network_options(model)
     objective = parser.add_argument_group("objective")
     objective.add_argument("--temperature", type=float, default=1 / 30, help="of the similarity loss")
     objective.add_argument("--mlm-rate", type=float, default=0.0, help="share of source tokens to mask and predict")
@@ -63,14 +63,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument("--epochs", type=int, help="default: 10 from scratch, 5 from a checkpoint")
     training.add_argument("--pairs-per-batch", type=int, default=32, help="pairs of the batch of all devices")
     training.add_argument("--learning-rate", type=float, help="default: 1e-3 from scratch, 2e-5 from a checkpoint")
-    training.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
+    add_warmup(training)
     training.add_argument("--ema", action="store_true", help="keep and use an average of the weights")
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
-    add_strategy(training)
-    training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--output", type=Path, default=Path("runs/simbert"))
-    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
-    training.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
+    add_last_options(training, "runs/simbert")
     options = parser.parse_args(arguments)
     for path in (options.corpus, *options.evaluate):
         if path is not None and not path.is_file():
@@ -149,15 +145,7 @@ def train(simbert, groups, validation_groups, options):
         groups, simbert.tokenizer, seed=options.seed, batching=options.batching, drop_remainder=split_evenly, **common
     )
     validation_data = SimilarPairs(validation_groups, simbert.tokenizer, fixed=True, **common)
-    total_steps = len(data) * options.epochs
-    optimizer = build_optimizer(
-        "adamw",
-        options.learning_rate,
-        warmup_steps=round(options.warmup_share * total_steps),
-        total_steps=total_steps,
-        global_clipnorm=1.0,
-        use_ema=options.ema,
-    )
+    optimizer = scheduled_optimizer(options, len(data) * options.epochs, use_ema=options.ema)
     simbert.compile(optimizer, micro_batches=options.micro_batches)
     print(f"{simbert.encoder.count_params():,} parameters; {data.num_pairs:,} pairs and {len(data)} steps an epoch")
     checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, monitor="val_loss", mode="min")
@@ -262,8 +250,7 @@ def main(arguments: Sequence[str] | None = None):
             simbert = build_model(options, groups)
         untrained = simbert.encode([text for group in test_groups for text in group], show_progress=False)
         history = train(simbert, groups, validation_groups, options)
-    facts = {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
-    simbert.save_pretrained(options.output / "model", facts)
+    simbert.save_pretrained(options.output / "model", facts_of(options, history))
     simbert = simretro.SimBERT.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     numbers = report(simbert, untrained, test_groups, options)

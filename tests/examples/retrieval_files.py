@@ -5,16 +5,6 @@ import random
 
 TOPICS = ["door window house", "light lamp night", "river water stone", "bread butter kitchen", "green leaf garden"]
 FILLER = "open close paper yellow music small large old new quiet".split()
-CONFIG = {
-    "vocab_size": 1,  # replaced by that of the vocabulary learnt
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-    "hidden_dropout_prob": 0.1,  # its random numbers must go on, too
-    "attention_probs_dropout_prob": 0.1,
-}
 
 
 def make_texts(number=60, seed=0):
@@ -64,9 +54,4 @@ def write_tsv(path):
         f"{queries[q]}\t{documents[d]}\t{texts[(i + 5) % 60]}\n" for i, (q, f) in enumerate(qrels.items()) for d in f
     ]
     path.write_text("".join(lines), "utf-8")
-    return path
-
-
-def write_config(path):
-    path.write_text(json.dumps(CONFIG), "utf-8")
     return path

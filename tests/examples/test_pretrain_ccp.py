@@ -7,7 +7,6 @@ import random
 import keras
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import cross_lingual
 import libreoffice_help
@@ -17,19 +16,10 @@ from simretro import CCP, SentenceEncoder
 from simretro.calibration import CrossLingualCalibrator
 from simretro.data import Document
 from simretro.evaluation import TextPair, evaluate_bitext
+from tests.examples.runs import assert_same, message_of, trained, write_config
 
 WORDS = "open close door window light lamp music house garden river stone bread water paper green yellow".split()
 NUM_DOCUMENTS, SENTENCES = 12, 6
-CONFIG = {
-    "vocab_size": 1,  # replaced by that of the vocabulary learnt
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.1,  # its random numbers must go on, too
-    "attention_probs_dropout_prob": 0.1,
-}
 ENDING = {"en": "", "de": "en", "tr": "lar"}
 
 
@@ -62,9 +52,7 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), "utf-8")
-    return str(path)
+    return str(write_config(tmp_path / "config.json"))
 
 
 def command_line(*arguments):
@@ -76,28 +64,7 @@ def run(*arguments):
 
 
 def fails(capsys, *arguments):
-    """The message of the last line; there must be no traceback above it."""
-    with pytest.raises(SystemExit) as left:
-        run(*arguments)
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
-
-
-def trained(output):
-    """All arrays of the model's folder, and the optimizer's of the last checkpoint."""
-    files = [output / "model" / "model.safetensors", output / "model" / "parts.safetensors"]
-    files += (output / "checkpoints").glob("step-*/optimizer.safetensors")
-    assert len(files) == 3
-    return {f"{path.name} {name}": array for path in files for name, array in load_file(path).items()}
-
-
-def assert_same(output, expected):
-    arrays = trained(output)
-    assert arrays.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+    return message_of(capsys, run, *arguments)
 
 
 # Runs
@@ -152,11 +119,11 @@ def test_an_interrupted_run_goes_on_exactly(documents, config, tmp_path, monkeyp
         run(*options, tmp_path / "broken")
     assert not (tmp_path / "broken" / "model").exists()
     run(*options, tmp_path / "broken", "--resume", "--scale", "none")  # how it is calibrated is free
-    assert_same(tmp_path / "broken", expected)
+    assert_same(trained(tmp_path / "broken"), expected)
     printed = capsys.readouterr().out
     assert "Epoch 2/2" in printed.split("writing to")[-1]
     run(*options, tmp_path / "broken", "--resume")  # all steps are done: no further one
-    assert_same(tmp_path / "broken", expected)
+    assert_same(trained(tmp_path / "broken"), expected)
     assert "Epoch" not in capsys.readouterr().out
 
 

@@ -1,13 +1,7 @@
 """The job of pre-training, small: what it writes can be used and gone on with; its figures are not judged here."""
 
 import json
-import os
 import random
-import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -19,20 +13,10 @@ import python_docs
 from command_line import deciding
 from simretro import RetroMAE, SentenceEncoder, Tokenizer, build_transformer_model, train_wordpiece
 from simretro.models import write_folder
+from tests.examples.runs import CONFIG, assert_same, kill, message_of, trained, write_config
 
-ROOT = Path(__file__).parents[2]
 WORDS = "open close door window light lamp music house garden river stone bread water paper green yellow".split()
 NUM_DOCUMENTS = 60
-CONFIG = {
-    "vocab_size": 1,  # replaced by that of the vocabulary learnt
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-    "hidden_dropout_prob": 0.1,  # its random numbers must go on, too
-    "attention_probs_dropout_prob": 0.1,
-}
 
 
 @pytest.fixture
@@ -50,9 +34,7 @@ def corpus(tmp_path, texts):
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), "utf-8")
-    return path
+    return write_config(tmp_path / "config.json")
 
 
 def command_line(*arguments):
@@ -65,28 +47,7 @@ def run(*arguments):
 
 
 def fails(capsys, *arguments):
-    """The message of the last line; there must be no traceback above it."""
-    with pytest.raises(SystemExit) as left:
-        run(*arguments)
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
-
-
-def trained(output):
-    """All arrays of the model's folder, and the optimizer's of the last checkpoint."""
-    files = [output / "model" / "model.safetensors", output / "model" / "parts.safetensors"]
-    files += (output / "checkpoints").glob("step-*/optimizer.safetensors")
-    assert len(files) == 3
-    return {f"{path.name} {name}": array for path in files for name, array in load_file(path).items()}
-
-
-def assert_same(output, expected):
-    arrays = trained(output)
-    assert arrays.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+    return message_of(capsys, run, *arguments)
 
 
 def jsonl_of(tmp_path, texts, name="docs.jsonl"):
@@ -164,10 +125,10 @@ def test_an_interrupted_run_goes_on_exactly(corpus, tmp_path, monkeypatch, capsy
         run(*options, "--output", tmp_path / "broken")
     assert [path.name for path in (tmp_path / "broken" / "checkpoints").glob("step-*")] == ["step-00000002"]
     run(*options, "--resume", "--output", tmp_path / "broken")
-    assert_same(tmp_path / "broken", expected)
+    assert_same(trained(tmp_path / "broken"), expected)
     assert "3/4" in capsys.readouterr().out
     run(*options, "--resume", "--output", tmp_path / "broken")  # all steps are done: no further one
-    assert_same(tmp_path / "broken", expected)
+    assert_same(trained(tmp_path / "broken"), expected)
     assert "/4" not in capsys.readouterr().out
 
 
@@ -176,21 +137,12 @@ def test_a_run_that_was_killed_goes_on_exactly(corpus, config, tmp_path):
     """By SIGKILL, at whatever moment of its second step or of those after it, perhaps while it saves."""
     arguments = command_line("--corpus", corpus, "--init", config, "--epochs", 12, "--save-steps", 1, "--output")
     pretrain_retromae.main([*arguments, str(tmp_path / "whole")])
-    command = [sys.executable, str(ROOT / "examples" / "pretrain_retromae.py"), *arguments, str(tmp_path / "killed")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        printed = b""
-        while not re.search(rb"[2-4]/4", printed):
-            piece = os.read(process.stdout.fileno(), 1 << 16)
-            assert piece, f"it ended by itself: {printed.decode()}"
-            printed += piece
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    kill("pretrain_retromae.py", [*arguments, str(tmp_path / "killed")], rb"[2-4]/4")
     assert not (tmp_path / "killed" / "model").exists()
     last = json.loads((tmp_path / "killed" / "checkpoints" / "latest.json").read_text("utf-8"))
     assert "48" not in str(last), "it was killed before its last step"
     pretrain_retromae.main([*arguments, str(tmp_path / "killed"), "--resume"])
-    assert_same(tmp_path / "killed", trained(tmp_path / "whole"))
+    assert_same(trained(tmp_path / "killed"), trained(tmp_path / "whole"))
 
 
 @pytest.mark.slow

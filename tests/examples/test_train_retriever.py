@@ -1,14 +1,7 @@
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import python_docs
 import retrieval_data
@@ -16,9 +9,7 @@ import train_retriever
 from command_line import deciding
 from simretro import BiEncoder
 from simretro.data import read_training_queries
-from tests.examples import retrieval_files
-
-ROOT = Path(__file__).parents[2]
+from tests.examples import retrieval_files, runs
 
 
 @pytest.fixture
@@ -28,7 +19,7 @@ def beir(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    return retrieval_files.write_config(tmp_path / "config.json")
+    return runs.write_config(tmp_path / "config.json", max_position_embeddings=64)
 
 
 def command_line(*arguments):
@@ -42,27 +33,11 @@ def run(*arguments):
 
 
 def fails(capsys, *arguments):
-    """The message of the last line; there must be no traceback above it."""
-    with pytest.raises(SystemExit) as left:
-        run(*arguments)
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
+    return runs.message_of(capsys, run, *arguments)
 
 
 def trained(output):
-    """All arrays of the model's folder, and the optimizer's of the last checkpoint."""
-    files = [output / "model" / "model.safetensors", *(output / "checkpoints").glob("step-*/optimizer.safetensors")]
-    assert len(files) == 2
-    return {f"{path.name} {name}": array for path in files for name, array in load_file(path).items()}
-
-
-def assert_same(output, expected):
-    arrays = trained(output)
-    assert arrays.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+    return runs.trained(output, ["model.safetensors"])
 
 
 @pytest.mark.slow
@@ -134,7 +109,7 @@ def test_an_interrupted_run_with_mined_negatives_goes_on_exactly(beir, config, t
     saved = [path.name for path in (tmp_path / "broken" / "checkpoints").glob("step-*")]
     assert saved == ["step-00000004"]
     run(*options, "--resume", "--output", tmp_path / "broken")
-    assert_same(tmp_path / "broken", trained(tmp_path / "whole"))
+    runs.assert_same(trained(tmp_path / "broken"), trained(tmp_path / "whole"))
     mined = [sorted((tmp_path / name / "negatives").iterdir()) for name in ("whole", "broken")]
     assert [path.name for path in mined[0]] == ["epoch-0001-step-00000003.jsonl"]
     assert [path.read_bytes() for path in mined[0]] == [path.read_bytes() for path in mined[1]]
@@ -146,19 +121,10 @@ def test_a_run_that_was_killed_goes_on_exactly(beir, config, tmp_path):
     arguments = command_line("--data", beir, "--init", config, "--epochs", 12, "--save-steps", 1, "--no-report")
     arguments += ["--mine-epochs", "2", "--output"]
     train_retriever.main([*arguments, str(tmp_path / "whole")])
-    command = [sys.executable, str(ROOT / "examples" / "train_retriever.py"), *arguments, str(tmp_path / "killed")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        printed = b""
-        while not re.search(rb"Epoch 3/12.*[2-3]/3", printed, re.DOTALL):
-            piece = os.read(process.stdout.fileno(), 1 << 16)
-            assert piece, f"it ended by itself: {printed.decode()}"
-            printed += piece
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    runs.kill("train_retriever.py", [*arguments, str(tmp_path / "killed")], rb"Epoch 3/12.*[2-3]/3")
     assert not (tmp_path / "killed" / "model").exists()
     train_retriever.main([*arguments, str(tmp_path / "killed"), "--resume"])
-    assert_same(tmp_path / "killed", trained(tmp_path / "whole"))
+    runs.assert_same(trained(tmp_path / "killed"), trained(tmp_path / "whole"))
 
 
 @pytest.mark.slow
