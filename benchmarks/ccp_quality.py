@@ -160,7 +160,8 @@ def measure(encode, texts, pairs, seed):
 
 def run_all(options):
     """{(setting, variant, seed): result}, those of earlier calls included."""
-    done = read_results(options.results, "setting", "variant", "seed")
+    settings = {name: getattr(options, name) for name in ("steps", "learning_rate", "pooling")}
+    done = read_results(options.results, settings, "setting", "variant", "seed")
     for setting in options.settings:
         wanted = [(setting, variant, seed) for variant in (UNTRAINED, *options.only) for seed in options.seeds]
         wanted = [key for key in [(setting, COUNTED, options.seeds[0]), *wanted] if key not in done]
@@ -170,7 +171,8 @@ def run_all(options):
         tokenizer = train_wordpiece((document.text for own in documents.values() for document in own), VOCAB_SIZE)
         for key in wanted:
             start = time.process_time()
-            done[key] = run(key, documents, texts, pairs, tokenizer, options) | {"cpu_s": time.process_time() - start}
+            done[key] = run(key, documents, texts, pairs, tokenizer, options) | {"settings": settings}
+            done[key]["cpu_s"] = time.process_time() - start
             add_result(options.results, done[key])
             stages = {stage: round(mean_of(found, in_latin), 1) for stage, found in done[key]["stages"].items()}
             print(*key, f"{done[key]['cpu_s']:.0f} s", stages, flush=True)

@@ -350,14 +350,24 @@ def _tell(text):
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-# bert4torch, for the two benchmarks that know it
+# Runs of hours, kept one by one
 
 
-def read_results(path, *names):
-    """Results of runs that were written with `add_result`: {their values of `names`: result}."""
+def read_results(path, settings, *names):
+    """Results of runs that were written with `add_result`: {their values of `names`: result}.
+
+    Exits if one was made with other `settings`, a dict of JSON values under "settings" of each result.
+    """
     if not path.is_file():
         return {}
     results = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for result in results:
+        found = result["settings"]
+        different = [
+            f"{name} {found.get(name)!r}, now {value!r}" for name, value in settings.items() if found.get(name) != value
+        ]
+        if different:
+            raise SystemExit(f"{path} holds runs with {'; '.join(different)}. Name another file with --results.")
     return {tuple(result[name] for name in names): result for result in results}
 
 
@@ -365,6 +375,9 @@ def add_result(path, result):
     """Keeps the result of a run at once, so that a benchmark that is stopped goes on behind it."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(result) + "\n")
+
+
+# bert4torch, for the two benchmarks that know it
 
 
 def bert4torch_model(settings, base=None):

@@ -1,4 +1,4 @@
-"""From which size on is Annoy worth its build? And what does the exact index cost beside NumPy? About 3 minutes.
+"""From which size on is Annoy worth its build? About 3 minutes.
 
 usage: python benchmarks/index_size.py [--sizes 1000,10000,30000,100000,200000] [--dimensions 256,768] [--runs 7]
        OPENBLAS_NUM_THREADS=1 python benchmarks/index_size.py --clock cpu    (where other jobs are running)
@@ -58,34 +58,9 @@ def one_by_one(search, queries, runs):
     return milliseconds(lambda: search(queries[next(turn) % len(queries)][None]), max(runs, 20))
 
 
-def numpy_search(vectors):
-    """What a user writes without a library."""
-
-    def search(queries):
-        scores = queries @ vectors.T
-        part = np.argpartition(scores, -TOPN, axis=1)[:, -TOPN:]
-        order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1)
-        return np.take_along_axis(part, order, 1)
-
-    return search
-
-
 def fill(index, vectors):
     index.add(vectors, [""] * len(vectors))
     return index
-
-
-def against_numpy(runs, count=200_000, dimension=384):
-    vectors, queries = make_vectors(count, dimension)
-    index, plain = fill(ExactIndex(), vectors), numpy_search(vectors)
-    assert (index.search(queries, TOPN)[1] == plain(queries)).mean() > 0.999  # equal but for ties
-    rows = []
-    for name, search in (("NumPy matmul + argpartition", plain), ("ExactIndex", lambda q: index.search(q, TOPN))):
-        rows.append({
-            "search": name, "size": count, "dimension": dimension, "one_ms": one_by_one(search, queries, runs),
-            "hundred_ms": milliseconds(lambda: search(queries), runs),  # noqa: B023
-        })  # fmt: skip
-    return rows
 
 
 def exact_or_annoy(vectors, queries, runs):
@@ -138,13 +113,8 @@ def main():
         "task": "index_size",
         "clock": options.clock,
         "load_before": os.getloadavg()[0],
-        "against_numpy": against_numpy(options.runs),
+        "sizes": [],
     }
-    print_table(
-        ["search, 200,000 x 384, top 10", "1 query, ms", "100 queries, ms"],
-        [[row["search"], ms(row["one_ms"]), ms(row["hundred_ms"])] for row in result["against_numpy"]],
-    )
-    result["sizes"] = []
     for dimension in map(int, options.dimensions.split(",")):
         for size in sizes:
             result["sizes"].append(exact_or_annoy(*make_vectors(size, dimension), options.runs))

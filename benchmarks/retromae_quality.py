@@ -3,12 +3,12 @@
 usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--seconds 450] [--seeds 0 1 2] [--record]
        each collection is a folder as BEIR has them, with qrels/train.tsv, dev.tsv and test.tsv
 
-For each collection and seed a network of 4x256 with a vocabulary learnt from the documents is pre-trained on them, with
-each objective for the same time of the processor, then fine-tuned with the training queries (in-batch negatives, the
-same steps for all); of its epochs the best on the dev queries is measured on the test queries. Beside it BM25, and the
-same network fine-tuned without pre-training. Results are means over seeds and queries; the interval of a mean is a
-bootstrap over queries, of values averaged over the seeds. Each run is written to --results at once; runs that are
-there are not repeated, so the benchmark can be stopped and started again.
+For each collection and seed a network of 4x256 with a vocabulary learnt from the documents (or a checkpoint, --init)
+is pre-trained on them, with each objective for the same time of the processor, then fine-tuned with the training
+queries (in-batch negatives, the same steps for all); of its epochs the best on the dev queries is measured on the test
+queries. Beside it BM25, and the same network fine-tuned without pre-training. Results are means over seeds and queries;
+the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
+at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from simretro.evaluation import (
     read_beir,
     retrieval_metrics,
 )
+from simretro.models import load_pretrained
 from simretro.tokenizers import TruncationWarning
 from simretro.training import PeriodicEvaluation, build_optimizer
 
@@ -47,6 +48,8 @@ OBJECTIVES = {  # arguments of `RetroMAE`, and of its data
 }
 UNTRAINED = "no pre-training"
 METRICS = ("nDCG@10", "RR@10", "R@100")
+SETTINGS = ("seconds", "mask_rate", "learning_rate", "rows", "fine_tune_steps", "fine_tune_rate", "init", "pooling")
+SETTINGS += ("dtype",)  # options that runs of one file share
 
 
 class Deadline(keras.callbacks.Callback):
@@ -80,14 +83,24 @@ def parse_arguments():
     parser.add_argument("--learning-rate", type=float, default=5e-4, help="of the pre-training")
     parser.add_argument("--rows", type=int, default=8, help="of a batch of the pre-training")
     parser.add_argument("--fine-tune-steps", type=int, default=160)
+    parser.add_argument("--fine-tune-rate", type=float, default=3e-4)
+    parser.add_argument("--init", help="checkpoint to start from, in place of new weights")
+    parser.add_argument("--pooling", default="cls", choices=["cls", "mean"], help="of the retriever")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16"])
     parser.add_argument("--results", type=Path, default=Path("retromae_quality.jsonl"))
     parser.add_argument("--record", action="store_true", help="append the table to RESULTS.md")
     return parser.parse_args()
 
 
-def new_encoder(tokenizer, seed):
+def new_encoder(texts, seed, options):
+    """(encoder, tokenizer) to begin with."""
     keras.utils.set_random_seed(seed)
-    return build_transformer_model({**CONFIG, "vocab_size": tokenizer.vocab_size}, with_mlm="linear")
+    if options.init:
+        started = {"dropout_rate": 0.0, "new_parts": ("mlm_head",), "with_mlm": "linear", "dtype": options.dtype}
+        return load_pretrained(options.init, **started)[:2]
+    tokenizer = train_wordpiece(texts, VOCAB_SIZE)
+    config = {**CONFIG, "vocab_size": tokenizer.vocab_size}
+    return build_transformer_model(config, with_mlm="linear", dtype=options.dtype), tokenizer
 
 
 def pretrain(encoder, tokenizer, texts, objective, seed, options):
@@ -106,11 +119,12 @@ def fine_tune(encoder, tokenizer, collections, seed, options):
     train, dev, test = collections
     queries = queries_of_collection(train.documents, train.queries, train.qrels)
     data = QueryPassages(queries, tokenizer, 32, 32, MAXLEN, seed=seed, each_positive=True)
-    retriever = BiEncoder(encoder, tokenizer, temperature=0.05, maxlen=MAXLEN)
+    retriever = BiEncoder(encoder, tokenizer, temperature=0.05, pooling=options.pooling, maxlen=MAXLEN)
     epochs = max(1, round(options.fine_tune_steps / len(data)))
+    steps = epochs * len(data)
     retriever.compile(
         build_optimizer(
-            "adamw", 3e-4, warmup_steps=epochs * len(data) // 10, total_steps=epochs * len(data), global_clipnorm=1.0
+            "adamw", options.fine_tune_rate, warmup_steps=steps // 10, total_steps=steps, global_clipnorm=1.0
         )
     )
     best = {"dev": -1.0, "weights": None}
@@ -135,23 +149,23 @@ def measure(retriever, collection):
 
 def run_all(options):
     """Does the runs that are not in --results; returns all that are asked for."""
-    done = read_results(options.results, "collection", "objective", "seed")
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    done = read_results(options.results, settings, "collection", "objective", "seed")
     for seed in options.seeds:
         for folder in options.collections:
             collections = [read_beir(folder, split) for split in ("train", "dev", "test")]
             texts = [text for text in collections[0].documents.values() if text.strip()]
-            tokenizer = train_wordpiece(texts, VOCAB_SIZE)
             for objective in (UNTRAINED, *options.objectives):
                 key = folder.name, objective, seed
                 if key in done:
                     continue
-                encoder = new_encoder(tokenizer, seed)
+                encoder, tokenizer = new_encoder(texts, seed, options)
                 logs = {}
                 if objective != UNTRAINED:
                     logs = pretrain(encoder, tokenizer, texts, objective, seed, options)
                 dev, result = fine_tune(encoder, tokenizer, collections, seed, options)
                 done[key] = {
-                    "collection": folder.name, "objective": objective, "seed": seed, "dev": dev,
+                    "collection": folder.name, "objective": objective, "seed": seed, "settings": settings, "dev": dev,
                     "means": result.means, "per_query": result.per_query, "pretraining": logs,
                 }  # fmt: skip
                 add_result(options.results, done[key])
@@ -206,9 +220,8 @@ def main():
     warnings.simplefilter("ignore", TruncationWarning)
     done = run_all(options)
     text = (
-        f"### retromae_quality: 4x256, {options.seconds:.0f} s of processor time, seeds {options.seeds}\n\n"
-        f"{time.strftime('%Y-%m-%d')}; vocabulary {VOCAB_SIZE}, {options.rows} rows of {MAXLEN}, encoder mask rate "
-        f"{options.mask_rate}, rate {options.learning_rate}, {options.fine_tune_steps} steps of fine-tuning.\n\n"
+        f"### retromae_quality: {options.init or '4x256 from scratch'}, seeds {options.seeds}\n\n"
+        f"{time.strftime('%Y-%m-%d')}; " + ", ".join(f"{name} {getattr(options, name)}" for name in SETTINGS) + ".\n\n"
         f"{table(options, done)}\n"
     )
     print(text)

@@ -74,8 +74,14 @@ def write_options(options, free):
         json.dump(deciding(options, free), file, indent=1)
 
 
-def check_same(options, free):
-    """Ends the program if a run is to be resumed with other options than those that it began with."""
+def check_same(options, free, start="--init"):
+    """Ends the program if a run is to be resumed with other options than those that it began with.
+
+    Args:
+        options: of this call.
+        free: names of options that may differ.
+        start: the option that names a checkpoint to start from.
+    """
     path = options.output / "options.json"
     before = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     changes = [(name, before.get(name, value), value) for name, value in deciding(options, free).items()]
@@ -83,5 +89,5 @@ def check_same(options, free):
     if told:
         stop(
             f"--resume: the run in {options.output} was begun with other options: {'; '.join(told)}. To go on with "
-            f"these, begin another run with --init {options.output / 'model'}"
+            f"these, begin another run with {start} {options.output / 'model'}"
         )

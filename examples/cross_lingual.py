@@ -13,6 +13,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from simretro.calibration import CrossLingualCalibrator
 from simretro.data import iter_documents, sentences_of
 from simretro.evaluation import BitextResult, TextPair, evaluate_bitext, read_tatoeba
+from simretro.lines import iter_lines
 
 # Tatoeba's names of languages, where they are not the first ones.
 TATOEBA = dict(
@@ -31,14 +32,13 @@ def read_pairs(path: str | Path) -> dict[str, TextPair]:
     """Aligned sentences of a file with four columns: language, text, other language, its translation.
 
     Args:
-        path: UTF-8, the columns divided by tabs; blank lines are skipped.
+        path: UTF-8, the columns divided by tabs, packed if its name ends in `.gz`; blank lines are skipped.
     Returns: dict name, as "en-de" -> `TextPair`.
-    Raises: ValueError for a line without four columns that hold something, naming it; for a file without any.
+    Raises: ValueError for a line without four columns that hold something, or that is not UTF-8, naming it; for a file
+        without any.
     """
     pairs = {}
-    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in iter_lines(path):
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) != 4 or not all(columns):
             raise ValueError(

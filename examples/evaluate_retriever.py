@@ -31,6 +31,7 @@ from simretro.evaluation import (
     write_run,
 )
 from simretro.files import atomic_file
+from simretro.models import ENGINE_NAMES
 from simretro.retrieval import EncodedCorpus, encode_corpus
 from simretro.tokenizers import TruncationWarning
 
@@ -47,6 +48,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     model.add_argument("--passage-prefix", help="instead of the model's own")
     model.add_argument("--query-maxlen", type=int, help="instead of the model's own")
     model.add_argument("--passage-maxlen", type=int, help="instead of the model's own")
+    model.add_argument("--engine", default="keras", choices=ENGINE_NAMES, help="what encodes on a CPU")
     data = parser.add_argument_group("data")
     data.add_argument("--data", type=Path, help="BEIR folder")
     data.add_argument("--split", default="test")
@@ -81,7 +83,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def load_model(options):
     names = ("pooling", "similarity", "query_prefix", "passage_prefix", "query_maxlen", "passage_maxlen")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return BiEncoder.from_pretrained(options.model, **given)
+    model = BiEncoder.from_pretrained(options.model, **given)
+    model.engine = options.engine
+    return model
 
 
 def encoders(model, options):
@@ -98,7 +102,7 @@ def open_corpus(model, collection, options):
     folder, is_shard = options.corpus_folder, options.shard_index is not None
     if is_shard or not any(folder.glob("shard-*-of-*")):
         shard = {"shard_index": options.shard_index, "num_shards": options.num_shards} if is_shard else {}
-        made = encode_corpus(model, collection.documents, folder, options.dtype, **shard)
+        made = encode_corpus(model, collection.documents, folder, options.dtype, batch_size=options.batch_size, **shard)
         if is_shard:
             print(f"encoded: {made}")
             return None

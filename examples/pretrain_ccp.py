@@ -83,8 +83,10 @@ OWN_DOCUMENTS = {
     "epochs": 1,
     "steps_per_epoch": None,
     "pairs_per_batch": 32,
+    "learning_rate": 1e-3,
     "calibration_texts": 10_000,
 }
+FROM_CHECKPOINT = {"learning_rate": 3e-5, "bank_size": 32768, "pooling": "cls"}
 QUICK_JOB = {"epochs": 2, "steps_per_epoch": 2, "bank_size": 64, "calibration_texts": 100}
 PROBE_TEXTS = 200
 # Options that a resumed run may have otherwise: they leave the weights as they are.
@@ -147,9 +149,12 @@ def check_options(parser, options):
     if options.documents and (options.languages or options.disjoint):
         parser.error("--languages and --disjoint are for the help pages: leave them out with --documents")
     options.is_config = is_config(options.init)
-    defaults = {"learning_rate": 3e-5 if options.init and not options.is_config else 1e-3}
-    defaults |= (OWN_DOCUMENTS if options.documents else SMALL_JOB) | (QUICK_JOB if options.quick else {})
-    fill_in(options, defaults)
+    if options.cache and not options.documents:
+        parser.error("--cache is for the documents of --documents: the help pages are kept in memory")
+    fill_in(options, QUICK_JOB if options.quick else {})
+    if options.init and not options.is_config:
+        fill_in(options, FROM_CHECKPOINT)
+    fill_in(options, OWN_DOCUMENTS if options.documents else SMALL_JOB)
     if options.documents:
         options.documents = documents_by_language(parser, options.documents)
     if options.epochs < 1:

@@ -62,12 +62,12 @@ SMALL_MODEL = {
 TINY_SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96}
 # Without `--corpus`: ten minutes on two cores. From scratch many updates by few rows learn sooner than few by many, and
 # the bag of words tells the vector at once what it is for.
-SMALL_JOB = {"maxlen": 64, "rows_per_batch": 8, "max_steps": 2400, "bow_weight": 1.0, "learning_rate": 5e-4}
+SMALL_JOB = {"maxlen": 64, "rows_per_batch": 8, "max_steps": 2000, "bow_weight": 1.0, "learning_rate": 5e-4}
 OWN_CORPUS = {"maxlen": 128, "rows_per_batch": 64, "max_steps": None, "bow_weight": 0.0, "learning_rate": 1e-3}
 CHECKPOINT_RATE = 1e-4
 # Of the fine-tuning that shows what the pre-training bought.
 FINE_TUNING = {"queries_per_batch": 64, "query_maxlen": 24, "passage_maxlen": 64}
-FINE_TUNING_EPOCHS, FINE_TUNING_RATE = 2, 5e-4
+FINE_TUNING_EPOCHS, FINE_TUNING_RATE = 1, 5e-4
 PROBE_TEXTS = 200
 # Options that a resumed run may have otherwise: they leave the weights as they are.
 FREE_ON_RESUME = set("cache probe probe_steps save_steps tensorboard strategy output resume is_config".split())
@@ -106,6 +106,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if options.corpus is not None and not options.corpus.exists():
         parser.error(f"--corpus: {options.corpus} does not exist")
+    if options.cache and options.corpus is None:
+        parser.error("--cache is for the documents of --corpus: those of the installed packages are kept in memory")
     if options.epochs < 1:
         parser.error(f"--epochs must be at least 1; received {options.epochs}")
     if options.decoding == "none":
@@ -175,14 +177,23 @@ def load_data(options, source, tokenizer):
     )
 
 
-class StopAfter(keras.callbacks.Callback):
-    """Ends the training when the optimizer has made so many updates."""
+class StopAfter(keras.callbacks.ProgbarLogger):
+    """Ends the training when the optimizer has made so many updates. A progress bar that knows it: give it last."""
 
     def __init__(self, max_steps):
         super().__init__()
         self.max_steps = max_steps
 
+    def set_params(self, params):
+        super().set_params(params)
+        self.steps = params["steps"]
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.target = min(self.steps, self.max_steps - updates_done(self.model.optimizer))
+        super().on_epoch_begin(epoch, logs)
+
     def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
         if updates_done(self.model.optimizer) >= self.max_steps:
             self.model.stop_training = True
 

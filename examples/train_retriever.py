@@ -42,6 +42,7 @@ from training_runs import (
     add_run_options,
     add_warmup,
     facts_of,
+    fill_in,
     is_config,
     network_options,
     new_encoder,
@@ -50,6 +51,8 @@ from training_runs import (
 )
 
 TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 48, "intermediate_size": 96}
+NEW_MODEL = {"epochs": 4, "learning_rate": 5e-4}
+FROM_CHECKPOINT = {"epochs": 3, "learning_rate": 2e-5}
 MONITOR = "dev_nDCG@10"
 # Options that a resumed run may have otherwise: they leave the weights as they are.
 FREE_ON_RESUME = set("probe_steps probe_documents save_steps tensorboard strategy output resume report is_new".split())
@@ -66,15 +69,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     data.add_argument("--query-maxlen", type=int, default=32, help="tokens of a query, [CLS] and [SEP] included")
     data.add_argument("--maxlen", type=int, help="tokens of a passage; default: 128 with --data, 64 without")
-    data.add_argument("--query-prefix", default="", help="put before each query")
-    data.add_argument("--passage-prefix", default="", help="put before each passage")
+    data.add_argument("--query-prefix", help="put before each query; default: the checkpoint's own")
+    data.add_argument("--passage-prefix", help="put before each passage; default: the checkpoint's own")
     data.add_argument("--each-positive", action="store_true", help="a query comes once with each of its positives")
     add_negatives(parser.add_argument_group("hard negatives"))
     model = parser.add_argument_group("model")
     add_model_options(model, 6000)
     model.add_argument("--pooling", choices=["cls", "mean", "pooler"], help="default: the checkpoint's own, or cls")
-    model.add_argument("--similarity", default="cosine", choices=["cosine", "dot"])
-    model.add_argument("--projection-size", type=int, help="shorter vectors, by a linear layer")
+    model.add_argument("--similarity", choices=["cosine", "dot"], help="default: the checkpoint's own, or cosine")
+    model.add_argument("--projection-size", type=int, help="shorter vectors, by a linear layer; default: as before")
     model.add_argument("--matryoshka", type=int, nargs="*", help="lengths at which vectors may be cut")
     objective = parser.add_argument_group("objective")
     objective.add_argument("--temperature", type=float, default=0.05, help="for --similarity dot: 1")
@@ -126,11 +129,9 @@ def checked(parser, options):
     if options.mine_epochs and options.distillation:
         parser.error("--mine-epochs finds passages that no teacher has scored: leave out --distillation")
     options.is_new = is_config(options.init) or not options.init
-    options.epochs = options.epochs or (4 if options.is_new else 3)
-    options.learning_rate = options.learning_rate or (5e-4 if options.is_new else 2e-5)
-    options.maxlen = options.maxlen or (128 if options.data else 64)
-    if options.quick:
-        options.epochs = 2
+    fill_in(options, {"epochs": 2} if options.quick else {})
+    fill_in(options, NEW_MODEL if options.is_new else FROM_CHECKPOINT)
+    fill_in(options, {"maxlen": 128 if options.data else 64})
     return options
 
 
@@ -153,20 +154,18 @@ def build_model(options, data):
     """A BiEncoder of the checkpoint, or of new weights and a vocabulary learnt from the documents."""
     settings = {
         "temperature": options.temperature,
-        "similarity": options.similarity,
         "symmetric": options.symmetric,
-        "projection_size": options.projection_size,
-        "matryoshka_sizes": options.matryoshka,
         "distillation": options.distillation,
         "distillation_weight": options.distillation_weight,
         "teacher_temperature": options.teacher_temperature,
-        "query_prefix": options.query_prefix,
-        "passage_prefix": options.passage_prefix,
         "maxlen": options.maxlen,
         "query_maxlen": options.query_maxlen,
     }
-    if options.pooling:
-        settings["pooling"] = options.pooling
+    # What was not given stays as the checkpoint has it.
+    names = ("pooling", "similarity", "projection_size", "query_prefix", "passage_prefix")
+    settings |= {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.matryoshka is not None:
+        settings["matryoshka_sizes"] = options.matryoshka or None
     if not options.is_new:
         new_parts = ("pooler",) if options.pooling == "pooler" else ()
         return BiEncoder.from_pretrained(options.init, new_parts=new_parts, **network_options(options), **settings)
@@ -198,19 +197,19 @@ def mine(model, collection, options, by_model=True):
     )
 
 
-def load_passages(options, tokenizer):
+def load_passages(options, model):
     """Batches of the queries in the folder of the run, which a resumed run reads again."""
     return QueryPassages(
         options.output / "train.jsonl",
-        tokenizer,
+        model.tokenizer,
         options.queries_per_batch,
         options.query_maxlen,
         options.maxlen,
         0 if options.negatives == "none" else options.negatives_per_query,
         options.seed,
         each_positive=options.each_positive,
-        query_prefix=options.query_prefix,
-        passage_prefix=options.passage_prefix,
+        query_prefix=model.query_prefix,
+        passage_prefix=model.passage_prefix,
         with_scores=options.distillation is not None,
     )
 
@@ -314,7 +313,7 @@ def main(arguments: Sequence[str] | None = None):
         with one_line_errors():
             model = build_model(options, data)
             untrained = begin(options, model, data)
-            passages = load_passages(options, model.tokenizer)
+            passages = load_passages(options, model)
         model, history = train(model, passages, data, options)
     model.save_pretrained(options.output / "model", facts_of(options, history))
     model = BiEncoder.from_pretrained(options.output / "model")

@@ -21,13 +21,21 @@ import numpy as np
 
 import home_assistant
 import simretro
-from command_line import HelpFormatter, free_folder, one_line_errors, stop, strategy_scope
+from command_line import (
+    HelpFormatter,
+    check_same,
+    free_folder,
+    one_line_errors,
+    stop,
+    strategy_scope,
+    write_options,
+)
 from simretro.data import SimilarPairs, read_groups
 from simretro.evaluation import bootstrap_interval, evaluate_pairs, group_retrieval, read_labelled_pairs, tfidf_vectors
 from simretro.models import build_transformer_model
 from simretro.tokenizers import Tokenizer
 from simretro.training import Throughput, TrainingCheckpoint, mean_tokens_per_step
-from training_runs import add_last_options, add_network_options, add_warmup, facts_of, scheduled_optimizer
+from training_runs import add_last_options, add_network_options, add_warmup, facts_of, fill_in, scheduled_optimizer
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -39,6 +47,9 @@ SMALL_MODEL = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+FROM_SCRATCH = {"epochs": 10, "learning_rate": 1e-3}
+FROM_CHECKPOINT = {"epochs": 5, "learning_rate": 2e-5}
+FREE_ON_RESUME = {"evaluate", "strategy", "output", "resume"}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -73,10 +84,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             parser.error(f"{path} is not a file")
     if not 0 < options.held_out < 1:
         parser.error(f"--held-out must be between 0 and 1; received {options.held_out}")
-    options.epochs = options.epochs or (5 if options.checkpoint else 10)
-    options.learning_rate = options.learning_rate or (2e-5 if options.checkpoint else 1e-3)
-    if options.quick:
-        options.epochs = 2
+    fill_in(options, {"epochs": 2} if options.quick else {})
+    fill_in(options, FROM_CHECKPOINT if options.checkpoint else FROM_SCRATCH)
+    if options.epochs < 1:
+        parser.error(f"--epochs must be at least 1; received {options.epochs}")
     return options
 
 
@@ -150,6 +161,7 @@ def train(simbert, groups, validation_groups, options):
     print(f"{simbert.encoder.count_params():,} parameters; {data.num_pairs:,} pairs and {len(data)} steps an epoch")
     checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, monitor="val_loss", mode="min")
     first_epoch = checkpoint.restore(simbert) if options.resume else 0
+    write_options(options, FREE_ON_RESUME)
     simbert.fit(
         data,
         validation_data=validation_data,
@@ -180,6 +192,9 @@ def report(simbert, untrained_vectors, groups, options):
     numbers = {}
     for name, vectors in rows.items():
         result = group_retrieval(vectors, group_ids, texts)
+        if not result.num_queries:
+            print("No sentence has a positive in its group: all share more than half of their character bigrams.")
+            break
         low, high = interval_of_groups(result, group_ids)
         figures = f"{result.recall_at_1:6.3f}  [{low:.3f}, {high:.3f}] {result.recall_at_5:6.3f}{result.mrr:7.3f}"
         print(f"{name:30}{figures}{result.num_queries:9}")
@@ -237,9 +252,13 @@ def main(arguments: Sequence[str] | None = None):
     """Runs the job; returns the trained SimBERT and the numbers of the report."""
     options = parse_arguments(arguments)
     options.output = free_folder(options.output, options.resume)
+    if options.resume:
+        check_same(options, FREE_ON_RESUME, "--checkpoint")
     with one_line_errors():
         for path in options.evaluate:
-            read_labelled_pairs(path)  # a bad file is told before the training
+            # A bad file is told before the training.
+            if len({pair.label for pair in read_labelled_pairs(path)}) < 2:
+                stop(f"--evaluate: {path} needs pairs of both labels, 0 and 1")
     keras.utils.set_random_seed(options.seed)
     with one_line_errors():
         groups, validation_groups, test_groups = load_corpus(options)

@@ -1,20 +1,27 @@
 """Files and folders that are there whole or not at all: written aside, flushed to the disk, then renamed.
 
 What a killed run leaves behind lies beside the target: `.<name>.tmp-*` is unfinished and can be deleted;
-`.<name>.old-*` is the previous folder of a run that was killed between two renames, see `recover_folder`.
+`.<name>.old-*` is the previous folder of a run that was killed between two renames, see `recover_folder`. Behind that
+stand the machine, its start and the space of process ids as digests, the time, the process id, and what makes the name
+unique: a volume may be shared, and the same number is another process on another machine.
 """
 
 import errno
+import functools
 import glob
+import hashlib
 import os
+import re
 import shutil
+import socket
+import time
 import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 _Result = TypeVar("_Result")
 _open_folders: set[Path] = set()  # what `atomic_folder` has handed out and not yet renamed
@@ -24,9 +31,22 @@ _SIGNS = {
     "config.json": "a model",
     "bert_config.json": "a model",
     "index.json": "an index",
+    "calibrator.json": "a calibrator",
+    "corpus.json": "an encoded corpus",
+    "progress.json": "an encoded corpus",  # not finished
     "latest.json": "the checkpoints of a training run",
 }
 _READ_ATTEMPTS = 3
+# Name of a sibling; those of earlier versions have the process id alone.
+_SIBLING = re.compile(
+    r"\.(?P<kind>tmp|old)-(?:(?P<host>\w+)-(?P<boot>\w+)-(?P<space>\w+)-(?P<made>\d+)-)?(?P<pid>\d+)-[^-]+$"
+)
+# On Windows `os.kill` ends a process, or sends Ctrl-C to a group of them, where others only ask.
+_ASKS_PROCESSES = os.name != "nt"
+# A writer that cannot be asked whether it lives is taken for dead when it has changed nothing for so many seconds. Who
+# writes changes something within a day; and between moving a folder aside and renaming the new one there is no work.
+_SECONDS_TO_WRITE = 86_400
+_SECONDS_TO_SWAP = 300
 
 
 @contextmanager
@@ -75,8 +95,8 @@ def atomic_folder(path: str | Path, kind: str | None = None) -> Iterator[Path]:
 
     Args:
         path: the folder to write; missing parents are made. A symbolic link is followed.
-        kind: "a model" or "an index", what is written; a folder that holds something else of these, or the checkpoints
-            of a training run, is then not replaced. None = any folder is.
+        kind: "a model", "an index" or "a calibrator", what is written; a folder that holds something else of these, an
+            encoded corpus or the checkpoints of a training run is then not replaced. None = any folder is.
     Yields: the path of the folder to fill.
     Raises:
         NotADirectoryError: if `path` is a file.
@@ -111,19 +131,35 @@ def atomic_folder(path: str | Path, kind: str | None = None) -> Iterator[Path]:
 def recover_folder(path: str | Path) -> bool:
     """Puts back the previous folder of a run that was killed between moving it aside and renaming the new one.
 
+    What a process of another machine or container has moved aside is put back after five minutes: nobody here can tell
+    whether that process lives, but no living one takes so long. After a restart of this machine there is no wait.
+
     Args:
         path: the folder that is missing.
-    Returns: bool; True if `path` was missing and has been put back, which is told by a warning.
+    Returns: bool; True if `path` was missing and has been put back, which is told by a warning. So is a wait.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target):
         return False
     # A writer that is alive is between its two renames: what it has moved aside is its own to care for.
-    asides = [aside for aside in _siblings(target, "old") if not _writer_lives(aside)]
+    found = _siblings(target, "old")
+    asides = [aside for aside in found if not _writer_lives(aside, _SECONDS_TO_SWAP)]
     asides.sort(key=lambda aside: aside.stat().st_mtime_ns)
     if not asides:
+        waiting = [aside.name for aside in found if _is_known_to_live(aside) is None]
+        if waiting:
+            warnings.warn(
+                f"{target} is missing. {waiting[0]} beside it has been moved aside from there by another machine or "
+                f"container; if that was killed, it is put back {_SECONDS_TO_SWAP // 60} minutes later.",
+                stacklevel=2,
+            )
         return False
-    os.rename(asides[-1], target)
+    try:
+        os.rename(asides[-1], target)
+    except OSError:
+        if os.path.lexists(target):  # another process has put it back in the meantime
+            return False
+        raise
     warnings.warn(
         f"{target} was missing and has been put back from {asides[-1].name}: a run was killed while replacing it.",
         stacklevel=2,
@@ -170,6 +206,8 @@ def _watched(folder):
 
 def remove_unfinished(folder: str | Path, names: Iterable[str], kinds: Iterable[str] = ("tmp",)) -> None:
     """Removes what killed runs have left of files and folders; what a living writer is at stays.
+
+    What another machine or container writes, of which nobody here can tell, stays until it has not changed for a day.
 
     Args:
         folder: where they lie.
@@ -260,8 +298,35 @@ def _relative_files(folder):
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
 
 
+class _Place(NamedTuple):
+    """What a process id belongs to: it names the same process only where all three are the same."""
+
+    host: str
+    boot: str  # where the host is the same but not this, it has been restarted, and no process lives on
+    space: str  # containers on one host have process ids of their own
+
+
+@functools.cache
+def _here():
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    host = f"{socket.gethostname()} {_content('/etc/machine-id')}"
+    boot = _content("/proc/sys/kernel/random/boot_id")
+    return _Place(*(hashlib.sha256(fact.encode()).hexdigest()[:6] for fact in (host, boot, space)))
+
+
+def _content(path):
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def _sibling(target, kind):
-    sibling = target.with_name(f".{target.name}.{kind}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    parts = (kind, *_here(), int(time.time()), os.getpid(), uuid.uuid4().hex[:8])
+    sibling = target.with_name(f".{target.name}.{'-'.join(map(str, parts))}")
     _named_here.add(sibling.name)
     return sibling
 
@@ -273,19 +338,53 @@ def _siblings(target, kind):
     return [entry for entry in target.parent.iterdir() if entry.name.startswith(prefix)]
 
 
-def _writer_lives(sibling):
-    """Whether the process that named a sibling is still there."""
-    pid = sibling.name.rsplit("-", 2)[-2]
-    if pid == str(os.getpid()):
+def _writer_lives(sibling, patience=_SECONDS_TO_WRITE):
+    """Whether the process that named a sibling is still there, as far as that can be known.
+
+    Args:
+        sibling: path.
+        patience: seconds without a change after which a writer that cannot be asked is taken for dead.
+    """
+    is_known = _is_known_to_live(sibling)
+    if is_known is not None:
+        return is_known
+    try:
+        return time.time() - _last_change(sibling) < patience
+    except OSError:  # it is gone, so somebody is at work
+        return True
+
+
+def _is_known_to_live(sibling):
+    """Whether the process that named a sibling is still there; None where it cannot be asked."""
+    name = _SIBLING.search(sibling.name)
+    if name is None:
+        return False
+    has_place = name["host"] is not None
+    place, here = _Place(name["host"], name["boot"], name["space"]), _here()
+    if has_place and place.host == here.host and place.boot != here.boot:
+        return False
+    if not _ASKS_PROCESSES or (has_place and place != here):
+        return None
+    pid = int(name["pid"])
+    if pid == os.getpid():
         # In a container that is started again the killed run had the same number.
         return sibling.name in _named_here
     try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
+        os.kill(pid, 0)
+    except (OverflowError, ProcessLookupError):
         return False
     except PermissionError:
         return True
     return True
+
+
+def _last_change(sibling):
+    """Seconds since the epoch."""
+    name = _SIBLING.search(sibling.name)
+    if name["kind"] == "old" and name["made"]:
+        return int(name["made"])  # moving a folder aside leaves it the time of its last save
+    # Writing into a file changes the time of the file, not that of the folder it is in.
+    return max(path.lstat().st_mtime for path in (sibling, *sibling.rglob("*")))
 
 
 def _sync_tree(folder):

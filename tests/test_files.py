@@ -2,11 +2,13 @@
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -340,17 +342,22 @@ def test_what_killed_writers_left_unfinished_is_removed(tmp_path):
     assert not dead.exists() and living.exists()
 
 
-@pytest.mark.parametrize("held", ["config.json", "bert_config.json", "index.json", "latest.json"])
-@pytest.mark.parametrize("kind", ["a model", "an index"])
+KINDS = {"config.json": "a model", "bert_config.json": "a model", "index.json": "an index"}
+KINDS |= {"calibrator.json": "a calibrator", "corpus.json": "an encoded corpus", "progress.json": "an encoded corpus"}
+KINDS |= {"latest.json": "the checkpoints of a training run"}
+
+
+@pytest.mark.parametrize("held", KINDS)
+@pytest.mark.parametrize("kind", ["a model", "an index", "a calibrator"])
 def test_a_folder_of_another_kind_is_not_replaced(kind, held, tmp_path):
     target = tmp_path / "folder [1]"
     write(target, {held: b"{}", "a": b"old"})
-    if (kind == "a model") == held.endswith("config.json") and (kind == "an index") == (held == "index.json"):
+    if kind == KINDS[held]:
         with atomic_folder(target, kind) as staging:
             write(staging, {held: b"new", "a": b"new"})
         assert read(target)["a"] == b"new"
         return
-    with pytest.raises(ValueError, match=rf"anything but {kind}.*folder \[1\] holds .* \({held}\)"):
+    with pytest.raises(ValueError, match=rf"anything but {kind}.*folder \[1\] holds {KINDS[held]} \({held}\)"):
         with atomic_folder(target, kind) as staging:
             write(staging, {"a": b"new"})
     assert read(tmp_path) == {f"folder [1]/{held}": b"{}", "folder [1]/a": b"old"}
@@ -359,6 +366,134 @@ def test_a_folder_of_another_kind_is_not_replaced(kind, held, tmp_path):
 def save(folder, value):
     with atomic_folder(folder) as staging:
         write(staging, {"a": value, "b": value})
+
+
+HERE = files._Place("aaaaaa", "bbbbbb", "cccccc")
+ELSEWHERE = {
+    "another machine": HERE._replace(host="dddddd", boot="eeeeee"),
+    "another container": HERE._replace(host="dddddd", space="ffffff"),
+    "another container of this name": HERE._replace(space="ffffff"),
+}
+DAY, MINUTE = 86_400, 60
+
+
+def left_by(place, target, kind, seconds, pid=DEAD):
+    """Path of what a writer of some place has begun `seconds` ago."""
+    return target.with_name(f".{target.name}.{kind}-{'-'.join(place)}-{int(time.time() - seconds)}-{pid}-0")
+
+
+def change(path, seconds):
+    """Changes everything of a path `seconds` ago."""
+    for entry in (*path.rglob("*"), path):
+        os.utime(entry, (time.time() - seconds,) * 2)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(files, "_here", lambda: HERE)
+
+
+def test_a_name_says_where_its_writer_is(here, tmp_path):
+    with atomic_folder(tmp_path / "my-model") as staging:
+        assert staging.name.startswith(".my-model.tmp-aaaaaa-bbbbbb-cccccc-")
+        name = files._SIBLING.search(staging.name)
+    assert (name["kind"], int(name["pid"])) == ("tmp", os.getpid())
+    assert abs(int(name["made"]) - time.time()) < MINUTE
+
+
+def test_this_machine_has_one_place(monkeypatch):
+    files._here.cache_clear()
+    first = files._here()
+    files._here.cache_clear()
+    assert files._here() == first
+    code = "from simretro import files; print(*files._here())"
+    other = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert tuple(other.stdout.split()) == first
+    files._here.cache_clear()
+    monkeypatch.setattr(files.socket, "gethostname", lambda: "another")
+    changed = files._here()
+    files._here.cache_clear()
+    assert changed.host != first.host and changed[1:] == first[1:]
+
+
+@pytest.mark.parametrize(
+    "pid", [DEAD, os.getpid()], ids=["dead", "own"]
+)  # a container's program always has the same number
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_what_a_writer_elsewhere_is_at_stays_for_a_day(place, pid, here, tmp_path):
+    folder = left_by(ELSEWHERE[place], tmp_path / "model", "tmp", 3 * DAY, pid)
+    file = left_by(ELSEWHERE[place], tmp_path / "latest.json", "tmp", 0, pid)
+    write(folder, {"sub/weights": b"half"})
+    file.write_text("{")
+    change(folder, 2 * DAY)
+    os.utime(folder / "sub" / "weights")  # a long file: nothing else changes
+    for seconds in (0, DAY - MINUTE):
+        change(file, seconds)
+        save(tmp_path / "model", b"new")
+        files.remove_unfinished(tmp_path, ["latest.json"])
+        assert folder.exists() and file.exists()
+    change(file, DAY + MINUTE)
+    change(folder, DAY + MINUTE)
+    save(tmp_path / "model", b"newer")
+    files.remove_unfinished(tmp_path, ["latest.json"])
+    assert not folder.exists() and not file.exists()
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("seconds", [0, 4 * MINUTE, 6 * MINUTE])
+def test_what_a_writer_elsewhere_has_moved_aside_is_put_back_after_minutes(place, seconds, here, tmp_path):
+    aside = left_by(ELSEWHERE[place], tmp_path / "model", "old", seconds)
+    write(aside, {"a": b"old"})
+    change(aside, 30 * DAY)  # saved long ago: moving a folder does not change it
+    waits = seconds < 5 * MINUTE
+    message = rf"model is missing\. {re.escape(aside.name)} .* 5 minutes" if waits else "put back from"
+    with pytest.warns(UserWarning, match=message):
+        assert recover_folder(tmp_path / "model") is not waits
+    assert aside.exists() is waits
+    if waits:  # who does not wait writes a new one
+        with pytest.warns(UserWarning, match="is missing"):
+            save(tmp_path / "model", b"new")
+    assert read(tmp_path / "model")["a"] == (b"new" if waits else b"old")
+
+
+def test_after_a_restart_of_the_machine_nobody_waits(here, tmp_path):
+    before = HERE._replace(boot="eeeeee", space="ffffff")
+    living = os.getppid()  # a number that is in use again
+    unfinished = left_by(before, tmp_path / "model", "tmp", MINUTE, living)
+    aside = left_by(before, tmp_path / "model", "old", MINUTE, living)
+    unfinished.mkdir()
+    write(aside, {"a": b"old"})
+    with pytest.warns(UserWarning, match="put back from"):
+        assert recover_folder(tmp_path / "model")
+    save(tmp_path / "model", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_on_this_machine_the_process_decides(here, tmp_path):
+    dead, living, unknown = (left_by(HERE, tmp_path / "model", "tmp", 0, p) for p in (DEAD, os.getppid(), 10**30))
+    moved = left_by(HERE, tmp_path / "model", "old", 2 * DAY, os.getppid())
+    for path in (dead, living, unknown, moved):
+        path.mkdir()
+        change(path, 2 * DAY)
+    assert not recover_folder(tmp_path / "model")
+    files.remove_unfinished(tmp_path, ["model"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, moved.name])
+
+
+def test_where_processes_cannot_be_asked_nobody_is_killed(here, tmp_path, monkeypatch):
+    """As on Windows, where `os.kill` does that."""
+    monkeypatch.setattr(files, "_ASKS_PROCESSES", False)
+    monkeypatch.setattr(files.os, "kill", None)
+    fresh, stale = (left_by(HERE, tmp_path / "model", "tmp", 0, pid) for pid in (os.getppid(), DEAD))
+    of_old, old_aside = tmp_path / f".model.tmp-{DEAD}-a", tmp_path / f".other.old-{DEAD}-a"
+    for path in (fresh, stale, of_old, old_aside):
+        path.mkdir()
+    for path in (stale, old_aside):
+        change(path, 2 * DAY)
+    with pytest.warns(UserWarning, match="put back"):
+        assert recover_folder(tmp_path / "other")
+    files.remove_unfinished(tmp_path, ["model"])
+    assert {path.name for path in tmp_path.iterdir()} == {fresh.name, of_old.name, "other"}
 
 
 def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path):
@@ -394,3 +529,16 @@ def test_a_folder_that_never_stays_or_is_broken_is_an_error(tmp_path):
         with pytest.raises(KeyError):
             files.read_whole(folder, lambda: calls.append(1) or {}["a"])
     assert len(calls) == 2
+
+
+def test_another_process_may_put_the_folder_back_first(tmp_path, monkeypatch):
+    write(tmp_path / f".model.old-{DEAD}-a", {"a": b"old"})
+    rename = os.rename
+
+    def late(source, target):
+        rename(source, target)
+        rename(source, target)  # as if the other had been a moment earlier
+
+    monkeypatch.setattr(os, "rename", late)
+    assert not recover_folder(tmp_path / "model")
+    assert (tmp_path / "model" / "a").read_bytes() == b"old"

@@ -6,7 +6,8 @@ Reference: Conneau et al., 2018, https://arxiv.org/abs/1710.04087
 
 import numpy as np
 
-from simretro.calibration.csls import csls_pairs, unit_rows
+from simretro.arrays import unit_rows
+from simretro.calibration.csls import csls_pairs
 
 _INPUT_DROPOUT, _NEGATIVE_SLOPE, _LABEL_SMOOTHING, _ORTHOGONALITY = 0.1, 0.2, 0.1, 0.001
 _RATE_DECAY, _RATE_SHRINK, _LEAST_RATE = 0.98, 0.5, 1e-6

@@ -9,7 +9,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from simretro.arguments import check_int, warn
-from simretro.calibration.csls import unit_rows
+from simretro.arrays import unit_rows
 from simretro.calibration.gate import learn_rotation
 from simretro.calibration.statistics import check_vectors, divisor, moments, squared_distance_ratio
 from simretro.calibration.store import load_folder, save_folder
@@ -167,7 +167,10 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
         return self.transform(X, None if isinstance(X, Mapping) else y)
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes calibrator.json and calibrator.npz to a folder, in place of what was there, whole or not at all."""
+        """Writes calibrator.json and calibrator.npz to a folder, in place of what was there, whole or not at all.
+
+        Raises: ValueError if the folder holds a model, an index, an encoded corpus or the checkpoints of a run.
+        """
         check_is_fitted(self)
         save_folder(folder, self)
 

@@ -10,15 +10,6 @@ import numpy as np
 _SCORES_PER_BLOCK = 1 << 22  # float32, 16 MB
 
 
-def unit_rows(vectors, dtype="float32"):
-    """L2-normalises the rows of finite numbers (N, d), in float64; a row of zeros stays zero."""
-    vectors = np.asarray(vectors, "float64")
-    largest = np.abs(vectors).max(axis=1, initial=0, keepdims=True)
-    vectors = vectors / np.where(largest > 0, largest, 1)  # so that no square leaves the range of numbers
-    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
-    return (vectors / np.where(norms > 0, norms, 1)).astype(dtype)
-
-
 def neighborhood_cosines(vectors: np.ndarray, others: np.ndarray, k: int = 10) -> np.ndarray:
     """Mean cosine of each vector to its `k` nearest among the others: the r of CSLS.
 

@@ -16,7 +16,7 @@ def save_folder(folder, calibrator):
     """Writes a fitted calibrator; see `CrossLingualCalibrator.save`."""
     languages, rotated, dimension = calibrator.languages_, list(calibrator.rotations_), calibrator.n_features_in_
     rotations = np.array([calibrator.rotations_[language] for language in rotated]).reshape(-1, dimension, dimension)
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder, "a calibrator") as temporary:
         path = Path(temporary) / NUMBERS
         np.savez(
             path,

@@ -15,7 +15,7 @@ from simretro.arguments import warn
 from simretro.checkpoints.checkpoint import Checkpoint, CheckpointError
 from simretro.checkpoints.config import MODEL_TYPES, checked_facts, normalize_config, read_json
 from simretro.checkpoints.parts import read_parts
-from simretro.checkpoints.sentence_folder import read_pipeline, read_projection
+from simretro.checkpoints.sentence_folder import read_dense, read_pipeline
 from simretro.checkpoints.tensors import Tensors, open_safetensors, open_torch
 from simretro.checkpoints.variables import NameMap, check_weights, match_variables, variable_shapes
 from simretro.checkpoints.vocabulary import tokenizer_folder, vocabulary_problems
@@ -90,7 +90,9 @@ def read_huggingface(folder: Path) -> Checkpoint:
     _check_tied(tensors, names, copies, weights)
     parts = read_parts(folder)
     if "projection_folder" in extras:
-        parts["projection"] = read_projection(extras.pop("projection_folder"))
+        parts["projection"] = read_dense(extras.pop("projection_folder"))
+    if "pooler_folder" in extras:  # of a pooler beside the encoder this stage knows nothing, nor that of it
+        weights |= {f"pooler/{name}": array for name, array in read_dense(extras.pop("pooler_folder")).items()}
     return Checkpoint(config, weights, tensors.source, vocabulary, extras, parts=parts)
 
 

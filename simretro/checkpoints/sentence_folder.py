@@ -23,7 +23,7 @@ _MODES = {  # the switches of `1_Pooling/config.json`; several that are on are c
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_DENSE_FILE, _DENSE_WEIGHT = "model.safetensors", "linear.weight"
+_DENSE_FILE, _DENSE_WEIGHT, _DENSE_BIAS = "model.safetensors", "linear.weight", "linear.bias"
 _LINEAR, _TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
 
 
@@ -53,7 +53,7 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
     path = folder / "modules.json"
     if not path.is_file():
         return folder, {}
-    encoder, extras, others, projection = None, {"normalize": False}, [], None
+    encoder, extras, others = None, {"normalize": False}, []
     for module in read_json(path, list):
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path} must hold objects with a `type`; received {module!r}.")
@@ -65,30 +65,39 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
             extras["pooling"] = _pooling(place / "config.json")
         elif kind == "Normalize":
             extras["normalize"] = True
-        elif kind == "Dense" and projection is None and "pooling" in extras and _is_projection(place):
-            projection = place
+        elif kind == "Dense" and _is_pooler(place, extras):
+            extras |= {"pooling": "pooler", "pooler_folder": place}
+            extras["with_pool"] = _dense_config(place)["activation_function"] == _TANH or "linear"
+        elif kind == "Dense" and _is_projection(place, extras):
+            extras["projection_folder"] = place
         elif kind != "Dropout":  # which does nothing outside training
             others.append(kind)
     if encoder is None:
         raise CheckpointError(f"{path} names no Transformer module.")
     if others:
         extras["other_modules"] = others
-    if projection is not None:
-        extras["projection_folder"] = projection
     return encoder, extras
 
 
-def read_projection(folder: Path) -> dict[str, np.ndarray]:
-    """{"kernel": float (in, out)} of a Dense module without bias and activation.
+def read_dense(folder: Path) -> dict[str, np.ndarray]:
+    """{"kernel": float32 (in, out)} of a Dense module, and with a bias "bias", float32 (out,).
 
     Raises: CheckpointError if its file is missing, damaged, or holds something else.
     """
     tensors = open_safetensors([folder / _DENSE_FILE])
-    sizes = read_json(folder / "config.json")
-    shape = (sizes.get("out_features"), sizes.get("in_features"))
-    if {name: found.shape for name, found in tensors.found.items()} != {_DENSE_WEIGHT: shape}:
-        raise CheckpointError(f"{tensors.source} must hold {_DENSE_WEIGHT} of shape {shape}, and nothing else.")
-    return {"kernel": np.ascontiguousarray(tensors.read(_DENSE_WEIGHT).T).astype("float32")}
+    config = _dense_config(folder)
+    wanted = {_DENSE_WEIGHT: (config.get("out_features"), config.get("in_features"))}
+    if config.get("bias"):
+        wanted[_DENSE_BIAS] = wanted[_DENSE_WEIGHT][:1]
+    if {name: found.shape for name, found in tensors.found.items()} != wanted:
+        told = " and ".join(f"{name} of shape {shape}" for name, shape in wanted.items())
+        raise CheckpointError(f"{tensors.source} must hold {told}, and nothing else.")
+    names = {"kernel": _DENSE_WEIGHT, "bias": _DENSE_BIAS}
+    return {
+        name: np.ascontiguousarray(tensors.read(theirs).T).astype("float32")
+        for name, theirs in names.items()
+        if theirs in wanted
+    }
 
 
 def write_pipeline(folder: Path, dimension: int, settings: Mapping, dense: Sequence[DenseStage] = ()) -> None:
@@ -141,15 +150,28 @@ def _write_dense(folder, stage):
         "activation_function": _TANH if stage.tanh else _LINEAR,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    arrays = {_DENSE_WEIGHT: stage.kernel.T} | ({} if stage.bias is None else {"linear.bias": stage.bias})
+    arrays = {_DENSE_WEIGHT: stage.kernel.T} | ({} if stage.bias is None else {_DENSE_BIAS: stage.bias})
     arrays = {name: np.ascontiguousarray(array, "float32") for name, array in arrays.items()}
     save_file(arrays, folder / _DENSE_FILE, metadata={"format": "pt"})
 
 
-def _is_projection(folder):
+def _dense_config(folder):
     path = folder / "config.json"
-    content = read_json(path) if path.is_file() and (folder / _DENSE_FILE).is_file() else {}
-    return content.get("bias") is False and content.get("activation_function") == _LINEAR
+    return read_json(path) if path.is_file() and (folder / _DENSE_FILE).is_file() else {}
+
+
+def _is_pooler(folder, extras):
+    """Whether a dense stage is what BERT has as its pooler: right behind the first token's state, and as wide."""
+    config = _dense_config(folder)
+    behind = extras.get("pooling") == "cls" and "projection_folder" not in extras and not extras["normalize"]
+    square = config.get("in_features") == config.get("out_features")
+    return behind and square and bool(config.get("bias")) and config.get("activation_function") in (_LINEAR, _TANH)
+
+
+def _is_projection(folder, extras):
+    config = _dense_config(folder)
+    first = "pooling" in extras and "projection_folder" not in extras
+    return first and config.get("bias") is False and config.get("activation_function") == _LINEAR
 
 
 def _inside(folder, place, path):

@@ -16,9 +16,9 @@ from simretro.data.document_table import TableMaker, open_table
 from simretro.data.documents import Document
 from simretro.data.epochs import EpochDataset
 from simretro.data.plan import BATCH_STREAM, PLAN_STREAM
-from simretro.data.records import short
 from simretro.data.sentences import SentenceSplitter
 from simretro.data.windows import Windows
+from simretro.lines import short
 from simretro.tokenizers import TruncationWarning
 from simretro.tokenizers.rows import round_up
 

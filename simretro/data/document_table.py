@@ -5,7 +5,6 @@ import json
 import shutil
 import tempfile
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from simretro.data.boundaries import behind_full_stops, full_stop_tables, mark_w
 from simretro.data.documents import Document, as_documents, document_files, iter_files
 from simretro.data.sentences import SentenceSplitter
 from simretro.data.table import FileColumn, MemoryColumn, map_column
-from simretro.files import atomic_folder, crc32_of
+from simretro.data.table_folder import read_facts, write_facts
+from simretro.files import atomic_folder
 
 _CHARACTERS_AT_A_TIME = 1 << 22
 _FORMAT = 1
@@ -107,10 +107,7 @@ class TableMaker:
                 return opened.enter_context(closing(FileColumn(folder / name, dtype)))
 
             table = _Builder(self, column).build(iter_files(files, path, text_files), path)
-        checksums = {name: crc32_of(folder / name) for name in _COLUMNS if (folder / name).exists()}
-        facts = {"format": _FORMAT, "largest_word": table.largest_word, "notes": table.notes, "files": checksums}
-        text = json.dumps(facts)
-        (folder / "facts.json").write_text(json.dumps({"facts": text, "crc32": zlib.crc32(text.encode())}), "utf-8")
+        write_facts(folder, {"format": _FORMAT, "largest_word": table.largest_word, "notes": table.notes})
         return table
 
 
@@ -147,13 +144,7 @@ def open_table(
 
 
 def _read(folder, check=True) -> DocumentTable:
-    whole = json.loads((folder / "facts.json").read_text("utf-8"))
-    if zlib.crc32(whole["facts"].encode()) != whole["crc32"]:
-        raise ValueError("facts.json has another checksum than when it was written.")
-    facts = json.loads(whole["facts"])
-    for name, checksum in facts["files"].items() if check else ():
-        if crc32_of(folder / name) != checksum:
-            raise ValueError(f"{name} has another checksum than when it was written.")
+    facts = read_facts(folder, check)
     columns = {
         name: np.asarray(map_column(folder / name, dtype)) if name in facts["files"] else None
         for name, dtype in _COLUMNS.items()

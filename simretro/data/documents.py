@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simretro.arguments import warn
-from simretro.data.records import check_text, iter_lines, parse_object, read_text, short
+from simretro.data.records import check_text, parse_object
+from simretro.lines import iter_lines, read_text, short
+from simretro.titles import begins_with_title
 
 _EXAMPLE = '{"_id": "7", "title": "...", "text": "..."}'
 _ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
@@ -40,7 +42,7 @@ class Document(NamedTuple):
     def parts(self) -> tuple[str, ...]:
         """What is to be read, in order: the title, unless the text begins with it, and the sentences or the text."""
         body = (self.text,) if self.sentences is None else self.sentences
-        return (self.title, *body) if self.title and not _begins_with(self.text, self.title) else body
+        return (self.title, *body) if self.title and not begins_with_title(self.text, self.title) else body
 
     @property
     def full_text(self) -> str:
@@ -126,6 +128,12 @@ def as_documents(source: Iterable[str | Document]) -> Iterator[Document]:
             )
         if document.line is None:
             document = document._replace(line=number)
+        if isinstance(document.sentences, str):
+            raise ValueError(
+                f"document {number}: `sentences` must be several str; received one, {short(document.sentences)}."
+            )
+        if document.sentences is not None:
+            document = document._replace(sentences=tuple(document.sentences))  # an iterator is gone through once only
         for part in document.parts:
             check_text(part, document.place, "a text")
         yield document
@@ -174,13 +182,3 @@ def _parse(text, path, line):
     if isinstance(number, bool) or not isinstance(number, str | int | None):
         raise ValueError(f"{place}: `{key}` must be a str or an int; received {short(number)}.")
     return Document(body, title, None if number is None else str(number), path, line, sentences)
-
-
-def _begins_with(text, title):
-    """Whether a text begins with its title, as in BEIR's Cranfield and others: as whole words, whatever their case."""
-    words = title.split()
-    beginning = " ".join(text.split(None, len(words))[: len(words)]).casefold()
-    title = " ".join(words).casefold()
-    behind = beginning[len(title) :][:1]
-    # Ideographs go on without a blank.
-    return beginning.startswith(title) and not (behind.isalnum() and behind < "\u2e80")

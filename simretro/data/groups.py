@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from simretro.data.records import check_text, iter_lines, parse_object, short
+from simretro.data.records import check_text, parse_object
+from simretro.lines import iter_lines, short
 
 _EXAMPLE = '{"text": "...", "synonyms": ["...", "..."]}'
 

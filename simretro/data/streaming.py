@@ -14,9 +14,10 @@ from simretro.arguments import warn
 from simretro.data.groups import iter_groups
 from simretro.data.pairs import SimilarPairs
 from simretro.data.table import FileColumn, GroupTable, SharedTexts, build_table, map_column
+from simretro.data.table_folder import read_facts, write_facts
 from simretro.files import atomic_folder
 
-_FORMAT = 2
+_FORMAT = 3
 _COLUMNS = {"token_ids": "int32", "text_starts": "int64", "group_starts": "int64", "units": "uint16"}
 _SHARED = ("texts", "numbers", "starts", "groups")
 
@@ -31,9 +32,9 @@ class StreamingSimilarPairs(SimilarPairs):
         path: file of groups, see `iter_groups`.
         tokenizer, pairs_per_batch, maxlen, seed: as of `SimilarPairs`.
         cache_dir: folder for the token ids, 4 bytes a token and 8 a text. With it, the next run with the same file
-            (by size and time), tokenizer and `maxlen` starts at once; nothing is ever deleted from it, but what is
-            damaged is made anew. None: a folder
-            among the system's temporary files, which goes with this object.
+            (by size and time), tokenizer and `maxlen` reads only these files, to see that they are whole; what is
+            damaged is made anew, nothing else is ever deleted. None: a folder among the system's temporary files,
+            which goes with this object.
         **settings: other arguments of `SimilarPairs`. A `segment` is known in the cache by its name: use another
             `cache_dir` after changing what it does.
     Raises: as `SimilarPairs`; OSError if there is no room for the files.
@@ -66,13 +67,17 @@ class StreamingSimilarPairs(SimilarPairs):
                 remove()
                 raise
         folder = Path(self._cache_dir) / f"{Path(path).stem}-{_key(path, *settings)}"
-        damage = _damage(folder)
-        if damage:
-            if folder.is_dir():
-                warn(f"{folder} is made anew, for it is damaged: {damage}.")
-            with atomic_folder(folder) as unfinished:
-                _write_table(unfinished, path, *settings)
-        return _read_table(folder)
+        if folder.is_dir():
+            try:
+                return _read_table(folder)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                warn(f"{folder} is made anew, for it is damaged: {error}")
+        with atomic_folder(folder) as unfinished:
+            table = _write_table(unfinished, path, *settings)
+            facts = {"format": _FORMAT, "largest_unit": table.largest_unit, "notes": table.notes}
+            del table  # its files are open
+            write_facts(unfinished, facts)
+        return _read_table(folder, check=False)
 
 
 def _key(path, tokenizer, limit, segment, whole_word):
@@ -93,27 +98,13 @@ def _write_table(folder, path, tokenizer, limit, segment, whole_word) -> GroupTa
     (folder / "hashes").unlink()  # were needed to find the texts that stand in several groups
     for name in _SHARED:
         np.save(folder / f"shared_{name}.npy", getattr(table.shared, name))
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    facts = {"format": _FORMAT, "largest_unit": table.largest_unit, "notes": table.notes, "bytes": sizes}
-    (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
     return table
 
 
-def _damage(folder) -> str:
-    """What is wrong with the files of a cache, in words; empty where nothing is."""
-    try:
-        sizes = json.loads((folder / "facts.json").read_text("utf-8"))["bytes"]
-        found = {name: (folder / name).stat().st_size for name in sizes}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return str(error)
-    wrong = [name for name in sizes if found[name] != sizes[name]]
-    return ", ".join(f"{name} has {found[name]} bytes, not {sizes[name]}" for name in wrong)
-
-
-def _read_table(folder) -> GroupTable:
-    facts = json.loads((folder / "facts.json").read_text("utf-8"))
+def _read_table(folder, check=True) -> GroupTable:
+    facts = read_facts(folder, check)
     columns = {
-        name: map_column(folder / name, dtype) if (folder / name).exists() else None for name, dtype in _COLUMNS.items()
+        name: map_column(folder / name, dtype) if name in facts["files"] else None for name, dtype in _COLUMNS.items()
     }
     shared = SharedTexts(*(np.load(folder / f"shared_{name}.npy", allow_pickle=False) for name in _SHARED))
     return GroupTable(**columns, shared=shared, largest_unit=facts["largest_unit"], notes=facts["notes"])

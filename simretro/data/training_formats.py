@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from simretro.data.documents import Document
-from simretro.data.records import check_text, iter_lines, parse_object, short
+from simretro.data.records import check_text, parse_object
 from simretro.data.training_queries import TrainingQuery
+from simretro.lines import iter_lines, short
 
 _COLUMNS_EXAMPLE = '{"anchor": "...", "positive": "...", "negative_1": "..."}'
 _PASSAGE_EXAMPLE = '{"docid": "7", "title": "...", "text": "..."}'

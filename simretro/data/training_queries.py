@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simretro.data.documents import Document
-from simretro.data.records import check_text, iter_lines, parse_object, short
+from simretro.data.records import check_text, parse_object
+from simretro.lines import iter_lines, short
 
 _EXAMPLE = '{"query": "...", "positives": ["..."], "negatives": ["...", {"id": "7", "title": "...", "text": "..."}]}'
 # {positives: (negatives, scores of either)}: our own names, Tevatron's, Tevatron 2's, FlagEmbedding's.
@@ -120,8 +121,9 @@ def queries_of_collection(
     Returns: list of `TrainingQuery`, in the order of `qrels`.
     Raises: ValueError for ids that are unknown, saying which and how many, and for queries without a positive.
     """
-    named = {"qrels": qrels, "negatives": negatives or {}}
-    for name, judged in named.items():
+    # An iterator of ids is gone through once only.
+    negatives = {query: list(found) for query, found in (negatives or {}).items()}
+    for name, judged in (("qrels", qrels), ("negatives", negatives)):
         _refuse(name, "queries", [query for query in judged if query not in queries])
         _refuse(name, "documents", [d for found in judged.values() for d in found if d not in documents])
     lost = [query for query, grades in qrels.items() if not any(g >= relevant_grade for g in grades.values())]
@@ -132,8 +134,8 @@ def queries_of_collection(
         )
 
     def training_query(number, query, grades):
-        lists = (d for d, grade in grades.items() if grade >= relevant_grade), named["negatives"].get(query, ())
-        ids = [list(found) for found in lists]
+        positives = [document for document, grade in grades.items() if grade >= relevant_grade]
+        ids = positives, negatives.get(query, [])
         teacher = None if scores is None else scores.get(query, {})
         return TrainingQuery(
             queries[query],

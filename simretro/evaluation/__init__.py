@@ -13,6 +13,7 @@ from simretro.evaluation.geometry import (
 )
 from simretro.evaluation.groups import GroupRetrieval, bigram_overlap, group_retrieval
 from simretro.evaluation.mr_tydi import MrTyDiResult, evaluate_mr_tydi
+from simretro.evaluation.mteb_encoder import MtebEncoder
 from simretro.evaluation.pairs import (
     LabelledPair,
     PairMetrics,
@@ -35,6 +36,7 @@ __all__ = [
     "GroupRetrieval",
     "LabelledPair",
     "MrTyDiResult",
+    "MtebEncoder",
     "PairMetrics",
     "PairedDifference",
     "Qrels",

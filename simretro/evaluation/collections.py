@@ -1,6 +1,5 @@
 """Retrieval collections: documents, queries and judgements, and the BEIR folders that hold them."""
 
-import codecs
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +9,8 @@ from pathlib import Path
 from simretro.arguments import warn
 from simretro.evaluation.ranking import Qrels
 from simretro.evaluation.trec import read_qrels
+from simretro.lines import iter_lines, short
+from simretro.titles import with_title
 
 _SHOWN = 5  # ids in a message
 
@@ -39,7 +40,7 @@ class RetrievalCollection:
         for name in ("documents", "queries"):
             for key, text in getattr(self, name).items():
                 if not isinstance(key, str) or not isinstance(text, str):
-                    raise ValueError(f"`{name}` must map str to str; received {key!r}: {_short(text)}.")
+                    raise ValueError(f"`{name}` must map str to str; received {key!r}: {short(text)}.")
         for query, grades in self.qrels.items():
             for document, grade in grades.items():
                 if isinstance(grade, bool) or not isinstance(grade, int):
@@ -63,7 +64,7 @@ def read_beir(folder: str | os.PathLike, split: str = "test", unknown_ids: str =
     the JSON become strings. Of the queries, those that the split judges are kept.
 
     A document is its title, a space and its text. Where the text begins with the title already, up to case and white
-    space, the title is not put before it once more.
+    space, the title is not put before it once more: the text that `encode_corpus` encodes, too.
 
     Args:
         folder: path of the folder.
@@ -104,18 +105,6 @@ def read_beir(folder: str | os.PathLike, split: str = "test", unknown_ids: str =
     return RetrievalCollection(documents, {q: text for q, text in queries.items() if q in qrels}, qrels)
 
 
-def with_title(title: str, text: str) -> str:
-    """Title and text of a document as one text.
-
-    Returns: `title text`, or `text` alone where it begins with the title up to case and white space.
-    """
-    title, text = title.strip(), text.strip()
-    start, whole = (" ".join(part.split()).casefold() for part in (title, text))
-    # "Win" is no title of "Winter is coming", but "Win" is one of "Win. The story ...".
-    repeated = whole.startswith(start) and not (start[-1:].isalnum() and whole[len(start) : len(start) + 1].isalnum())
-    return text if repeated else f"{title} {text}".strip()
-
-
 def _read_texts(path, text_of: Callable):
     texts, lines = {}, {}
     for line, record in _records(path):
@@ -131,20 +120,14 @@ def _read_texts(path, text_of: Callable):
 
 def _records(path) -> Iterator[tuple[int, dict]]:
     """Yields (line, object) of a file of JSON lines."""
-    with open(path, "rb") as file:
-        for line, raw in enumerate(file, 1):
-            raw = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
-            if not raw.strip():
-                continue
-            try:
-                record = json.loads(raw.decode("utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{path}, line {line}: not a JSON object in UTF-8 ({error}); received {_short(raw)}."
-                ) from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {line}: must be a JSON object; received {_short(record)}.")
-            yield line, record
+    for line, text in iter_lines(path):
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {line}: not a JSON object ({error}); received {short(text)}.") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {line}: must be a JSON object; received {short(record)}.")
+        yield line, record
 
 
 def _id(record, where):
@@ -152,7 +135,7 @@ def _id(record, where):
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)  # the judgements, text themselves, know it as a string
     if not isinstance(key, str) or not key.strip():
-        raise ValueError(f"{where}: `_id` must be a str that is not empty; received {_short(key)}.")
+        raise ValueError(f"{where}: `_id` must be a str that is not empty; received {short(key)}.")
     return key
 
 
@@ -170,7 +153,7 @@ def _query_text(record, where):
 
 def _text(text, key, where):
     if not isinstance(text, str):
-        raise ValueError(f"{where}: `{key}` must be a str; received {_short(text)}.")
+        raise ValueError(f"{where}: `{key}` must be a str; received {short(text)}.")
     return text
 
 
@@ -189,8 +172,3 @@ def _unknown(documents, queries, qrels):
 
 def _list(ids):
     return ", ".join(map(repr, ids[:_SHOWN])) + (", ..." if len(ids) > _SHOWN else "")
-
-
-def _short(value):
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f"{shown[:117]}..."

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from simretro.arguments import check_int
+from simretro.arrays import unit_rows
 from simretro.evaluation.bitext import bitext_accuracy
 
 # Singular values of unit vectors in float32 below this times sqrt(N) are rounding; so are differences below this.
@@ -282,8 +283,7 @@ def _units(vectors, name="vectors", least=2):
     if not np.isfinite(vectors).all():
         row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise ValueError(f"`{name}` must be finite; row {row} is not. The model may have diverged.")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)
+    return unit_rows(vectors, "float64")
 
 
 def _effective_rank(centred):

@@ -5,7 +5,6 @@ qrels.{split}.txt             TREC: qid Q0 docid grade
 collection/docs.jsonl(.gz)    {"id": ..., "contents": title + "\\n\\n" + text}
 """
 
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from simretro.arguments import warn
 from simretro.evaluation.passages import passage_text, search_passages
 from simretro.evaluation.ranking import Run, ranked
 from simretro.evaluation.trec import read_qrels, read_run
+from simretro.lines import iter_lines
 
 DEPTH = 100
 
@@ -84,7 +84,7 @@ def read_topics(path: str | os.PathLike) -> dict[str, str]:
     Raises: FileNotFoundError; ValueError with file and line for another shape, an id twice or bytes that are not UTF-8.
     """
     topics = {}
-    for number, line in _lines(Path(path)):
+    for number, line in iter_lines(_existing(Path(path))):
         query, tab, question = line.partition("\t")
         if not tab or not query or not question.strip():
             raise ValueError(f"{path}, line {number}: expected qid<TAB>question; received {line[:100]!r}.")
@@ -97,17 +97,18 @@ def read_topics(path: str | os.PathLike) -> dict[str, str]:
 def iter_collection(folder: str | os.PathLike) -> Iterator[tuple[str, str, str]]:
     """Yields (id, title, text) of each passage of `collection/docs.jsonl` or `docs.jsonl.gz`.
 
-    Raises: FileNotFoundError; ValueError with file and line for what is no such object.
+    Raises: FileNotFoundError; ValueError with file and line for what is no such object, bytes that are not UTF-8, and a
+        packed file that is damaged.
     """
     plain = Path(folder) / "collection" / "docs.jsonl"
     path = plain if plain.is_file() else plain.with_name("docs.jsonl.gz")
-    for number, line in _lines(path):
+    for number, line in iter_lines(_existing(path)):
         try:
             record = json.loads(line)
             name, contents = record["id"], record["contents"]
             if not isinstance(name, str) or not isinstance(contents, str):
                 raise TypeError("both must be strings")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f'{path}, line {number}: expected {{"id": ..., "contents": ...}} ({error!r}).') from error
         # Only the first blank line: a text may have several paragraphs.
         title, gap, text = contents.partition("\n\n")
@@ -143,15 +144,3 @@ def _existing(path):
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: it is no folder of a Mr. TyDi language, or has no such split.")
     return path
-
-
-def _lines(path):
-    path = _existing(path)
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not UTF-8 ({error}).") from error
-            if line.strip():
-                yield number, line

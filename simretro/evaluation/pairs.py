@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simretro.evaluation.rows import is_sparse, unit_rows
+from simretro.lines import iter_lines
 
 
 class LabelledPair(NamedTuple):
@@ -89,21 +90,13 @@ def read_labelled_pairs(path: str | os.PathLike) -> list[LabelledPair]:
     """Reads lines `text1<TAB>text2<TAB>label` without a header, UTF-8, label 0 or 1 (LCQMC, AFQMC, ...).
 
     Args:
-        path: the file. Blank lines are skipped, a byte order mark and `\\r` at the end of a line too.
+        path: the file, packed if its name ends in `.gz`. Blank lines are skipped, a byte order mark and `\\r` at the
+            end of a line too.
     Returns: the pairs in the order of the file.
     Raises: ValueError with file and line for another number of columns, an empty text, another label or bytes that
         are not UTF-8; ValueError for a file without pairs.
     """
-    pairs = []
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            where = f"{os.fspath(path)}, line {number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where}: not UTF-8 ({error}). Convert the file, e.g. with iconv.") from error
-            if line.strip():
-                pairs.append(_parse_pair(line, where))
+    pairs = [_parse_pair(line, f"{os.fspath(path)}, line {number}") for number, line in iter_lines(path)]
     if not pairs:
         raise ValueError(f"{os.fspath(path)} holds no pair; expected lines text1<TAB>text2<TAB>label.")
     return pairs

@@ -43,13 +43,8 @@ def search_passages(
                 f"`encode_passages` must give vectors of the queries' dimension {query_vectors.shape[1]}; received "
                 f"{vectors.shape[1]}."
             )
-        new_places = np.broadcast_to(np.arange(len(ids), len(ids) + len(block)), (len(scores), len(block)))
+        scores, places = _best(scores, places, query_vectors @ vectors.T, len(ids), top_k)
         ids.extend(name for name, _ in block)
-        scores = np.concatenate([scores, query_vectors @ vectors.T], axis=1)
-        places = np.concatenate([places, new_places], axis=1)
-        # Stable: what was found earlier stands further left, and stays ahead of its equals.
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-        scores, places = np.take_along_axis(scores, order, axis=1), np.take_along_axis(places, order, axis=1)
     return [
         [(ids[place], score) for place, score in zip(*row, strict=True)]
         for row in zip(places.tolist(), scores.tolist(), strict=True)
@@ -59,6 +54,36 @@ def search_passages(
 def passage_text(title: str, text: str) -> str:
     """What is encoded: the title before the text."""
     return f"{title} {text}" if title else text
+
+
+def _best(scores, places, block, start, top_k):
+    """The best of what has been found and of a block that comes behind it.
+
+    Sorting whole blocks would take longer than computing them: only what may get in among the best is sorted.
+
+    Args:
+        scores, places: float32 and int64 (Q, K), what has been found, best first.
+        block: float32 (Q, N), scores of the passages from place `start` on.
+        top_k: int >= K.
+    Returns: scores and places (Q, min(K + N, top_k)), by descending score, equal scores by place.
+    """
+    if scores.shape[1] == top_k:
+        enters = ~(block <= scores[:, -1:])  # an equal score comes too late; NaN is never left out, only sorted last
+    elif block.shape[1] > top_k:
+        enters = ~(-block > np.partition(-block, top_k - 1, axis=1)[:, top_k - 1 : top_k])
+    else:
+        enters = np.ones(block.shape, bool)
+    rows, columns = np.nonzero(enters)
+    counts = np.bincount(rows, minlength=len(block))
+    targets = scores.shape[1] + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    # Where a query has fewer candidates than another there is NaN, which is sorted behind everything.
+    width = scores.shape[1] + int(counts.max(initial=0))
+    all_scores, all_places = np.full((len(block), width), np.nan, "float32"), np.zeros((len(block), width), "int64")
+    all_scores[:, : scores.shape[1]], all_places[:, : scores.shape[1]] = scores, places
+    all_scores[rows, targets], all_places[rows, targets] = block[rows, columns], start + columns
+    # Stable: what was found earlier stands further left, and stays ahead of its equals.
+    order = np.argsort(-all_scores, axis=1, kind="stable")[:, :top_k]
+    return np.take_along_axis(all_scores, order, axis=1), np.take_along_axis(all_places, order, axis=1)
 
 
 def _blocks(passages, size) -> Iterator[list]:

@@ -1,6 +1,8 @@
 """Runs of a collection: by the vectors of an encoder, or by BM25."""
 
+import functools
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,11 +13,12 @@ from simretro.evaluation.ranking import RetrievalResult, retrieval_metrics
 from simretro.retrieval import EncodedCorpus
 from simretro.retrieval.encoders import SIMILARITIES, vectors_of
 
-# A word of letters and digits; scripts that do not put spaces between words are cut into their characters.
-_WORDS = re.compile(
-    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-    r"|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
-)
+# Scripts that put no blanks between words: Chinese and Japanese; Thai and Lao, Burmese, Khmer, Burmese again.
+_IDEOGRAPHS = (0x3040, 0x3100), (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x40000)
+_UNSPACED_LETTERS = (0xE00, 0xF00), (0x1000, 0x10A0), (0x1780, 0x1800), (0xA9E0, 0xAA00), (0xAA60, 0xAA80)
+_VARIATION_SELECTORS = (0xFE00, 0xFE10), (0xE0100, 0xE01F0)
+_JOINERS = "\u200c\u200d"
+_ASCII_WORDS, _BEYOND_16_BITS = re.compile("[a-z0-9]+"), re.compile("[\U00010000-\U0010ffff]")
 
 
 def search_collection(
@@ -109,8 +112,9 @@ def bm25_run(
         collection: the documents and queries.
         top_k: int >= 1, documents per query; documents that share no word with it are not among them.
         k1, b: floats, saturation of the word counts and share of the length normalisation; as Anserini's.
-        tokenize: text -> words; None = letters and digits in lower case, no stemming, no stop words; Chinese characters
-            and Japanese ones are words each.
+        tokenize: text -> words; None = letters and digits with their marks, in lower case and composed (NFC), no
+            stemming, no stop words. Scripts without blanks between words are cut into characters, marks staying with
+            their letter: Chinese, Japanese, Thai, Lao, Khmer, Burmese.
     Returns: {query id: {document id: score}}, best first; equal scores in the order of the collection.
     Raises: ImportError without `bm25s`, naming the extra; ValueError if `top_k` is below 1.
     Reference: Robertson and Zaragoza, 2009, https://doi.org/10.1561/1500000019; Lù, 2024,
@@ -145,7 +149,48 @@ def _run(queries, documents, scores, rows):
 
 
 def _words(text):
-    return _WORDS.findall(text.lower())
+    """The words of a text, see `bm25_run`."""
+    if text.isascii():
+        return _ASCII_WORDS.findall(text.lower())
+    text = unicodedata.normalize("NFC", text.lower())
+    # With 16 bits `re` has a table; that a character is none of those beyond, it finds out range by range. Emoji are no
+    # reason for that, only letters and marks.
+    beyond = set(_BEYOND_16_BITS.findall(text))
+    words, joiners = _patterns(0x110000 if any(map(_is_of_word, beyond)) else 0x10000)
+    if any(joiner in text for joiner in _JOINERS):
+        text = joiners.sub("", text)
+    return words.findall(text)
+
+
+@functools.cache
+def _patterns(limit):
+    """(words, characters within words that only say how letters are drawn), where no character is `limit` or above."""
+
+    def of(blocks):
+        return {code for first, last in blocks for code in range(first, min(last, limit))}
+
+    letters = {code for code in range(limit) if chr(code).isalnum()}
+    # A variant of an ideograph is the same word. `\w` knows no marks, without which Hindi's words fall apart.
+    marks = {code for code in range(limit) if unicodedata.category(chr(code))[0] == "M"} - of(_VARIATION_SELECTORS)
+    unspaced = of(_IDEOGRAPHS) | {code for code in of(_UNSPACED_LETTERS) if unicodedata.category(chr(code))[0] == "L"}
+    letters, marks, unspaced = map(_class_of, (letters - unspaced, marks, unspaced))
+    words = f"[{unspaced}][{marks}]*|[{letters}][{letters}{marks}]*"
+    return re.compile(words), re.compile(f"(?<=[{marks}])[{_JOINERS}]+|[{_JOINERS}]+(?=[{marks}])")
+
+
+def _is_of_word(character):
+    return character.isalnum() or unicodedata.category(character)[0] == "M"
+
+
+def _class_of(codes):
+    """Characters as ranges for a class of a regular expression."""
+    ranges = []
+    for code in sorted(codes):
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
 
 
 def _best(scores, top_k):

@@ -12,6 +12,7 @@ import numpy as np
 
 from simretro.arguments import warn
 from simretro.evaluation.bitext import BitextAccuracy, bitext_accuracy
+from simretro.lines import iter_whole_lines
 
 _PREFIX = "tatoeba."
 _LINES_TO_JUDGE_ORDER = 20
@@ -151,17 +152,7 @@ def _vectors(encode, name, pair):
 def _read_lines(path):
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing. Files are named {_PREFIX}xxx-eng.xxx and {_PREFIX}xxx-eng.eng.")
-    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
+    texts = [text.removesuffix("\n").removesuffix("\r") for _, text in iter_whole_lines(path)]
+    if not texts:
         raise ValueError(f"{path} holds no line.")
-    texts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            texts.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}: not UTF-8 ({error}). Convert the file, e.g. with iconv."
-            ) from error
     return texts

@@ -7,13 +7,12 @@ A line of
     run     query Q0 document rank score tag        TREC
 """
 
-import codecs
 import math
 import os
-from collections.abc import Iterator
 
 from simretro.evaluation.ranking import Run, ranked
 from simretro.files import atomic_file
+from simretro.lines import iter_lines
 
 _BEIR_HEADER = ["query-id", "corpus-id", "score"]
 _QRELS = "`query 0 document grade` (TREC) or `query-id<TAB>corpus-id<TAB>score` (BEIR)"
@@ -27,13 +26,13 @@ def read_qrels(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     judgement that is repeated counts once.
 
     Args:
-        path: the file.
+        path: the file, packed if its name ends in `.gz`.
     Returns: {query id: {document id: grade}} in the order of the file.
     Raises: ValueError with file and line for another shape, a grade that is no whole number, or a second judgement of
         the same pair with another grade; ValueError for a file without judgements.
     """
     qrels = {}
-    for line, text in _lines(path):
+    for line, text in iter_lines(path):
         where = f"{os.fspath(path)}, line {line}"
         columns = text.split("\t") if text.count("\t") == 2 else text.split()
         if line == 1 and [column.strip().lower() for column in columns] == _BEIR_HEADER:
@@ -55,13 +54,13 @@ def read_run(path: str | os.PathLike) -> dict[str, dict[str, float]]:
     """Reads a run in TREC's format. The scores give the order, as for trec_eval; the column of ranks is not read.
 
     Args:
-        path: the file.
+        path: the file, packed if its name ends in `.gz`.
     Returns: {query id: {document id: score}} in the order of the file.
     Raises: ValueError with file and line for another number of columns, a score that is no finite number or a document
         that a query has twice; ValueError for an empty file.
     """
     run = {}
-    for line, text in _lines(path):
+    for line, text in iter_lines(path):
         where = f"{os.fspath(path)}, line {line}"
         columns = text.split()
         if len(columns) != 6:
@@ -102,17 +101,6 @@ def write_run(path: str | os.PathLike, run: Run, tag: str = "simretro") -> None:
         for query, scores in run.items():
             for rank, document in enumerate(ranked(scores, query), 1):
                 file.write(f"{query} Q0 {document} {rank} {float(scores[document])!r} {tag}\n")
-
-
-def _lines(path) -> Iterator[tuple[int, str]]:
-    with open(path, "rb") as file:
-        for line, raw in enumerate(file, 1):
-            try:
-                text = (raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw).decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{os.fspath(path)}, line {line}: not UTF-8 ({error}).") from error
-            if text.strip():
-                yield line, text
 
 
 def _grade(text, where, line):

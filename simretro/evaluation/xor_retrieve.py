@@ -16,6 +16,7 @@ import numpy as np
 
 from simretro.arguments import warn
 from simretro.evaluation.passages import passage_text, search_passages
+from simretro.lines import iter_lines, iter_whole_lines, read_text, short
 
 BUDGETS = (2000, 5000)
 
@@ -83,24 +84,22 @@ def evaluate_xor_retrieve(
 def read_xor_gold(path: str | os.PathLike) -> list[dict]:
     """Reads JSON lines {"id", "lang", "question", "answers"}.
 
-    Raises: ValueError with file and line for what is no such object; ValueError for an empty file.
+    Raises: ValueError with file and line for what is no such object, bytes that are not UTF-8, and a packed file that
+        is damaged; ValueError for an empty file.
     """
     records = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-                answers = record["answers"]
-                strings = [record["id"], record["lang"], record["question"], *answers]
-                if not isinstance(answers, list) or not all(isinstance(string, str) for string in strings):
-                    raise TypeError("answers must be a list of strings, the others strings")
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f'{path}, line {number}: expected {{"id", "lang", "question", "answers"}} ({error!r}).'
-                ) from error
-            records.append(record)
+    for number, line in iter_lines(path):
+        try:
+            record = json.loads(line)
+            answers = record["answers"]
+            strings = [record["id"], record["lang"], record["question"], *answers]
+            if not isinstance(answers, list) or not all(isinstance(string, str) for string in strings):
+                raise TypeError("answers must be a list of strings, the others strings")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f'{path}, line {number}: expected {{"id", "lang", "question", "answers"}} ({error!r}).'
+            ) from error
+        records.append(record)
     if not records:
         raise ValueError(f"{path} holds no question.")
     return records
@@ -139,17 +138,41 @@ def word_tokenizer() -> Callable[[str], list[str]]:
 def iter_passages(path: str | os.PathLike) -> Iterator[tuple[str, str, str]]:
     """Yields (id, title, text) of a table id<TAB>text<TAB>title with a header, quoted as by `csv`.
 
-    Raises: ValueError with file and line for a row of another length, or for another header.
+    Raises: ValueError with file and line for a row of another length, another header, a quote that is not closed, bytes
+        that are not UTF-8, or a packed file (`.gz`) that is damaged.
     """
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter="\t")
-        header = next(rows, [])
-        if header != ["id", "text", "title"]:
-            raise ValueError(f"{path}, line 1: expected the header id<TAB>text<TAB>title; received {header}.")
+    for line, row in _rows(path):
+        if line == 1:
+            if row != ["id", "text", "title"]:
+                raise ValueError(f"{path}, line 1: expected the header id<TAB>text<TAB>title; received {short(row)}.")
+            continue
+        if len(row) != 3:
+            raise ValueError(f"{path}, line {line}: expected 3 columns; received {len(row)}.")
+        yield row[0], row[2], row[1]
+
+
+def _rows(path):
+    """Yields (line where it begins, columns) of each row; of an empty file one without columns."""
+    ended = False
+
+    def lines():
+        nonlocal ended
+        for _, text in iter_whole_lines(path):
+            yield text
+        ended = True
+
+    rows, line = csv.reader(lines(), delimiter="\t"), 1
+    try:
         for row in rows:
-            if len(row) != 3:
-                raise ValueError(f"{path}, line {rows.line_num}: expected 3 columns; received {len(row)}.")
-            yield row[0], row[2], row[1]
+            # Only within quotes does the reader look for more behind the last line.
+            if ended:
+                raise csv.Error("a quote is not closed")
+            yield line, row
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {line}: the row that begins here cannot be read ({error}).") from error
+    if line == 1:
+        yield 1, []
 
 
 def _search(gold, encode, path, top_k, **settings):
@@ -164,9 +187,10 @@ def _search(gold, encode, path, top_k, **settings):
 
 
 def _read_predictions(path):
+    text = read_text(path)
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON list of predictions ({error}).") from error
     if not isinstance(records, list):
         raise ValueError(f"{path}: must hold one JSON list; received {type(records).__name__}.")

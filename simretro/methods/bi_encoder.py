@@ -167,6 +167,12 @@ class BiEncoder(EncoderMethod):
             return self.passage_encoder, self.passage_projection
         return self.encoder, self.projection
 
+    def _encoders(self):
+        return [encoder for encoder in (self.encoder, self.passage_encoder) if encoder is not None]
+
+    def _encoder_of(self, key):
+        return self._tower(key.partition("_")[0])[0]
+
     # Training
 
     @property
@@ -290,7 +296,8 @@ class BiEncoder(EncoderMethod):
     def _sentence_encoder(self, kind, maxlen):
         tokenizer = self._tokenizer_for_texts()
         encoder, projection = self._tower(kind)
-        return SentenceEncoder(encoder, tokenizer, self.pooling, self.similarity == "cosine", maxlen, projection)
+        normalize = self.similarity == "cosine"
+        return SentenceEncoder(encoder, tokenizer, self.pooling, normalize, maxlen, projection, self.engine)
 
     def encode_queries(
         self,
@@ -298,10 +305,11 @@ class BiEncoder(EncoderMethod):
         batch_size: int = 32,
         normalize: bool | None = None,
         show_progress: bool | None = None,
+        engine: str | None = None,
     ) -> np.ndarray:
         """Vectors of queries, float32 (N, D), for `similarity`; see `SentenceEncoder.encode`."""
         texts = _with_prefix(self.query_prefix, texts)
-        return self.query_sentence_encoder.encode(texts, batch_size, normalize, show_progress)
+        return self.query_sentence_encoder.encode(texts, batch_size, normalize, show_progress, engine)
 
     def encode_passages(
         self,
@@ -309,10 +317,11 @@ class BiEncoder(EncoderMethod):
         batch_size: int = 32,
         normalize: bool | None = None,
         show_progress: bool | None = None,
+        engine: str | None = None,
     ) -> np.ndarray:
         """Vectors of passages, float32 (N, D), for `similarity`; see `SentenceEncoder.encode`."""
         texts = _with_prefix(self.passage_prefix, texts)
-        return self.passage_sentence_encoder.encode(texts, batch_size, normalize, show_progress)
+        return self.passage_sentence_encoder.encode(texts, batch_size, normalize, show_progress, engine)
 
     # Files
 
@@ -333,11 +342,14 @@ class BiEncoder(EncoderMethod):
         said = facts.get("sentence_encoder", {})
         if "other_modules" in said:
             warn(f"{source}: what {said['other_modules']} did to its vectors is not supported, and left out.")
+        arguments = {}
+        if "projection" in parts and "projection_size" not in settings:  # a folder of another library's
+            arguments["projection_size"] = parts["projection"]["kernel"].shape[1]
         if "passage_encoder" not in parts or "passage_encoder" in settings:
-            return {}
+            return arguments
         encoder = build_transformer_model(facts["passage_encoder"], **options, **cls._encoder_options(facts, settings))
         load_weights(encoder, parts["passage_encoder"], source)
-        return {"passage_encoder": encoder}
+        return arguments | {"passage_encoder": encoder}
 
     def _load_parts(self, parts, saved, source):
         for name, projection in self._projections().items():

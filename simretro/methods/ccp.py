@@ -256,6 +256,8 @@ class CCP(EncoderMethod):
         safe = ops.maximum(count, 1.0)
         self._track("context", loss * normalizer / safe, count, accuracy)
         pairs = ops.sum(ops.cast(positives, "float32"), axis=1)
+        if self.exclude_positives:  # then a positive has no other among its candidates
+            num_candidates -= ops.maximum(pairs - 1, 0.0)
         self._chance.update_state(
             ops.sum(ops.log(ops.maximum(num_candidates, 1.0)) * pairs) / safe, sample_weight=count
         )

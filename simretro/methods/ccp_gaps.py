@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from keras import ops
 
+from simretro.arrays import unit_rows
 from simretro.losses import context_loss, context_pairs
 from simretro.methods.ccp import CCP, pair_rows
 
@@ -107,15 +108,15 @@ def _loss(ccp, vectors, positives, visible):
 def _bank_gaps(ccp, rows, is_negative, as_trained, running):
     places = [rows[name] for name in ("language_ids", "document_ids", "sentence_keys")]
     bank_vectors, seen = (ops.convert_to_numpy(array) for array in ccp.bank(*places))
-    bank_vectors = _unit(bank_vectors)
-    units = _unit(as_trained)
+    bank_vectors = unit_rows(bank_vectors, "float64")
+    units = unit_rows(as_trained, "float64")
     has_both = is_negative.any(axis=1) & seen.any(axis=1)
     gap = 0.0
     if has_both.any():
         within = _masked_mean(units[has_both] @ units.T, is_negative[has_both])
         gap = float((within - _masked_mean(units[has_both] @ bank_vectors.T, seen[has_both])).mean())
     same = _same_sentences(ccp.bank, rows)
-    cosines = (_unit(running) @ bank_vectors.T)[same]
+    cosines = (unit_rows(running, "float64") @ bank_vectors.T)[same]
     return {
         "bank_gap": (gap, int(has_both.sum())),
         "bank_drift": (float(1 - cosines.mean()) if len(cosines) else 0.0, len(cosines)),
@@ -136,14 +137,8 @@ def _masked_mean(values, mask):
 
 
 def _cosines_of_rows(left, right):
-    return np.einsum("ij,ij->i", _unit(left), _unit(right))
+    return np.einsum("ij,ij->i", unit_rows(left, "float64"), unit_rows(right, "float64"))
 
 
 def _array(variable):
     return ops.convert_to_numpy(ops.convert_to_tensor(variable))
-
-
-def _unit(vectors):
-    vectors = np.asarray(vectors, "float64")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)

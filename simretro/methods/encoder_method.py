@@ -14,6 +14,7 @@ from simretro.data.epochs import EpochDataset
 from simretro.losses import fused_cross_entropy
 from simretro.models import SentenceEncoder, load_pretrained, write_folder
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
+from simretro.models.engines import KERAS, check_engine
 from simretro.training.state import build_optimizer_variables
 from simretro.training.train_step import AdditiveLossModel
 
@@ -59,10 +60,23 @@ class EncoderMethod(AdditiveLossModel):
         self.tokenizer = tokenizer
         self.maxlen = maxlen
         self.chunk_size = chunk_size
+        self._engine = KERAS
         self._loss_means = {name: keras.metrics.Mean(f"{name}_loss") for name in losses}
         self._accuracy_means = {name: keras.metrics.Mean(f"{name}_accuracy") for name in accuracies}
 
     # Training
+
+    def compile(self, optimizer="rmsprop", *args, auto_scale_loss: bool = True, **kwargs):
+        """As `AdditiveLossModel.compile`.
+
+        Keras scales the loss for "mixed_float16" by the policy of the method, which may be another than the
+        encoder's; here the encoder's counts, too. Without scaling, small gradients are zero in float16.
+        """
+        if auto_scale_loss and any(encoder.policy.name == "mixed_float16" for encoder in self._encoders()):
+            optimizer = keras.optimizers.get(optimizer)
+            if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        super().compile(optimizer, *args, auto_scale_loss=auto_scale_loss, **kwargs)
 
     def fit(self, x=None, *args, validation_data=None, **kwargs):
         """As `AdditiveLossModel.fit`. Data that do not fit the model are refused before the first step."""
@@ -91,14 +105,22 @@ class EncoderMethod(AdditiveLossModel):
 
     def _check_ids(self, name, batch):
         """On a GPU, TensorFlow reads zeros for an id that is too large, without a word."""
-        size = self.encoder.config["vocab_size"]
         for key in _TOKEN_ARRAYS & batch.keys():
+            size = self._encoder_of(key).config["vocab_size"]
             largest = batch[key].max(initial=0)
             if largest >= size:
                 raise ValueError(
                     f"`{key}` of `{name}` must be below {size}, the vocabulary's size; received {largest}. Was it made "
                     "with the tokenizer of this model?"
                 )
+
+    def _encoders(self):
+        """All encoders that are trained; for subclasses that have a second one."""
+        return [self.encoder]
+
+    def _encoder_of(self, key):
+        """The encoder that reads an array of token ids; for subclasses that have a second one."""
+        return self.encoder
 
     def _check_lengths(self, name, batch):
         if "token_ids" not in batch:
@@ -137,8 +159,19 @@ class EncoderMethod(AdditiveLossModel):
 
     # Use
 
+    @property
+    def engine(self) -> str:
+        """What computes vectors unless `encode` is told otherwise, see `SentenceEncoder`; training is Keras' alone."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: str):
+        check_engine(engine)
+        self._engine = engine
+
     def _pretrained_encoder(self, pooling, normalize=True) -> SentenceEncoder:
-        return SentenceEncoder(self.encoder, self._tokenizer_for_texts(), pooling, normalize, self.maxlen)
+        tokenizer = self._tokenizer_for_texts()
+        return SentenceEncoder(self.encoder, tokenizer, pooling, normalize, self.maxlen, engine=self.engine)
 
     def _tokenizer_for_texts(self):
         if self.tokenizer is None:
@@ -159,9 +192,10 @@ class EncoderMethod(AdditiveLossModel):
         batch_size: int = 32,
         normalize: bool | None = None,
         show_progress: bool | None = None,
+        engine: str | None = None,
     ) -> np.ndarray:
         """Sentence vectors, float32 (N, H); see `SentenceEncoder.encode`."""
-        return self.sentence_encoder.encode(texts, batch_size, normalize, show_progress)
+        return self.sentence_encoder.encode(texts, batch_size, normalize, show_progress, engine)
 
     # Files
 

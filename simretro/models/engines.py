@@ -31,8 +31,8 @@ def processors() -> int:
 
 def check_engine(engine: str) -> None:
     """Raises ValueError for an engine that is unknown."""
-    if engine != KERAS and engine not in ENGINES:
-        raise ValueError(f"`engine` must be one of {(KERAS, *ENGINES)}; received {engine!r}.")
+    if engine not in ENGINE_NAMES:
+        raise ValueError(f"`engine` must be one of {ENGINE_NAMES}; received {engine!r}.")
 
 
 def engine_of(engine: str, encoder, pooling: str, projection=None) -> "Engine":
@@ -178,3 +178,4 @@ ENGINES = {
     "openvino": _Kind("openvino", _start_openvino),
     "openvino-int8": _Kind("openvino", _start_openvino, int8=True),
 }
+ENGINE_NAMES = (KERAS, *ENGINES)

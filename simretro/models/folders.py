@@ -33,7 +33,8 @@ def write_folder(
             (transformers loads it) or "tf1" (bert4keras loads it).
         parts: {name: {name: array}}, what was trained beside the encoder; kept where the facts are kept. Of a folder of
             sentence-transformers a "projection" is a stage, and so is the pooler if vectors come from there.
-    Raises: ValueError for an unknown format, or if the folder holds an index or the checkpoints of a training run.
+    Raises: ValueError for an unknown format, or if the folder holds an index, a calibrator, an encoded corpus or the
+        checkpoints of a training run.
     """
     if format not in _FORMATS:
         raise ValueError(f"`format` must be one of {_FORMATS}; received {format!r}.")

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from simretro.arguments import check_int
+from simretro.arrays import unit_rows
 from simretro.checkpoints import Checkpoint, read_checkpoint
 from simretro.checkpoints.read import local_folder
 from simretro.files import read_whole
@@ -227,7 +228,7 @@ class SentenceEncoder:
         tokens = batch_size * _TOKENS_PER_TEXT
         if engine != KERAS:
             compute = engine_of(engine, self.encoder, self.pooling, self.projection).vectors
-            vectors = (lambda batches: map(_unit_rows, compute(batches))) if normalize else compute
+            vectors = (lambda batches: map(unit_rows, compute(batches))) if normalize else compute
             return _Runner(vectors, min(tokens, _MOST_ENGINE_TOKENS), 1)
         at_once = normalize and self.projection is None
         key = ("encode", self.pooling, at_once)
@@ -238,7 +239,7 @@ class SentenceEncoder:
         def vectors_of(batch):
             vectors = ops.convert_to_numpy(function(batch))
             vectors = vectors if kernel is None else vectors @ kernel
-            return _unit_rows(vectors) if normalize and not at_once else vectors
+            return unit_rows(vectors) if normalize and not at_once else vectors
 
         return _Runner(lambda batches: map(vectors_of, batches), tokens)
 
@@ -258,11 +259,6 @@ class _Runner(NamedTuple):
     vectors: Callable[[Iterable[np.ndarray]], Iterator[np.ndarray]]  # int32 (B, L) each -> float32 (B, D) each
     tokens_per_batch: int
     length_multiple: int = _LENGTH_MULTIPLE  # each length is another graph to Keras
-
-
-def _unit_rows(vectors):
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def batches_by_length(

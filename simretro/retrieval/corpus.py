@@ -23,8 +23,8 @@ import numpy as np
 
 from simretro.arguments import check_int, warn
 from simretro.data.documents import Document, document_files, iter_files
-from simretro.data.records import iter_lines
 from simretro.files import atomic_file, remove_unfinished
+from simretro.lines import iter_lines
 from simretro.retrieval.encoders import encoders_of, vectors_of
 from simretro.retrieval.index import normalize_rows
 from simretro.retrieval.stored_vectors import DTYPES, calibrate, from_codes, stored_dtype, stored_width, to_codes
@@ -47,6 +47,7 @@ def encode_corpus(
     shard_index: int = 0,
     num_shards: int = 1,
     similarity: str | None = None,
+    batch_size: int = 32,
     show_progress: bool | None = None,
 ) -> Path:
     """Encodes documents one block at a time into a folder, for `EncodedCorpus.load`.
@@ -71,6 +72,8 @@ def encode_corpus(
         shard_index: int, which shard this call encodes: every `num_shards`-th document from this one on.
         num_shards: int >= 1, calls that share the work, on machines of their own if you like.
         similarity: "cosine" (vectors are normalised) or "dot"; None = the model's own, or "cosine".
+        batch_size: int >= 1, for the model's `encode`; a function gets all texts of a block. A run that is to be gone
+            on with byte for byte needs the same one.
         show_progress: bool; None = for 2,000 documents or more, if their number is known.
     Returns: the folder with the vectors of this shard.
     Raises:
@@ -84,7 +87,8 @@ def encode_corpus(
     check_int("num_shards", num_shards, 1)
     if check_int("shard_index", shard_index, 0) >= num_shards:
         raise ValueError(f"`shard_index` must be below `num_shards`={num_shards}; received {shard_index}.")
-    encoders = encoders_of(model, similarity)
+    check_int("batch_size", batch_size, 1)
+    encoders = encoders_of(model, similarity, batch_size)
     settings = {
         "model": encoders.fingerprint,
         "passage_prefix": encoders.passage_prefix,

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from simretro.arguments import check_int
 from simretro.retrieval.corpus import CALIBRATION, IDS, MANIFEST, PROGRESS, VECTORS, read_json, setting_differences
-from simretro.retrieval.encoders import fingerprint_of
+from simretro.retrieval.encoders import encoders_of, fingerprint_of
 from simretro.retrieval.exact import exact_search, rescore
 from simretro.retrieval.index import normalize_rows
 from simretro.retrieval.stored_vectors import StoredRows, hamming_search, scale_of, stored_dtype, stored_width
@@ -46,7 +46,7 @@ class EncodedCorpus:
             folders: the folder that was given to `encode_corpus`, which holds the corpus or all its shards; or the
                 folders of all shards, in any order.
             model: what will encode the queries, or the fingerprint of what encodes its passages; a corpus of another
-                model is refused. None = not compared.
+                model, or of this one with another prefix or similarity, is refused. None = not compared.
         Returns: the corpus; its vectors are mapped, not read.
         Raises: FileNotFoundError or ValueError for a folder that is not finished or not whole, for shards that are
             missing or do not belong together, or for another model, naming both fingerprints.
@@ -56,12 +56,7 @@ class EncodedCorpus:
         order = _order(folders, manifests)
         folders, manifests = [folders[i] for i in order], [manifests[i] for i in order]
         first = manifests[0]
-        wanted, stored = fingerprint_of(model), first["settings"]["model"]
-        if wanted is not None and wanted != stored:
-            raise ValueError(
-                f"{folders[0]} was encoded with the model {stored}, but `model` is {wanted}: their scores would mean "
-                "nothing. Encode the corpus again, or load the model that belongs to it."
-            )
+        _check_model(folders[0], first["settings"], model)
         parts = [_open_vectors(folder, manifest) for folder, manifest in zip(folders, manifests, strict=True)]
         dtype, similarity = first["settings"]["dtype"], first["settings"]["similarity"]
         calibrations = [_open_calibration(folder) if dtype == "int8" else None for folder in folders]
@@ -124,6 +119,25 @@ class EncodedCorpus:
         if self.similarity == "dot":
             factors *= np.linalg.norm(queries.astype("float64"), axis=1)
         return (scores * factors[:, None]).astype("float32"), rows
+
+
+def _check_model(folder, settings, model):
+    wanted, stored = fingerprint_of(model), settings["model"]
+    if wanted is not None and wanted != stored:
+        raise ValueError(
+            f"{folder} was encoded with the model {stored}, but `model` is {wanted}: their scores would mean nothing. "
+            "Encode the corpus again, or load the model that belongs to it."
+        )
+    if model is None or isinstance(model, str) or wanted is None:
+        return
+    own = {"passage_prefix": encoders_of(model).passage_prefix}
+    if hasattr(model, "similarity"):  # other models are compared as the caller says
+        own["similarity"] = model.similarity
+    if differences := setting_differences({name: settings[name] for name in own}, own):
+        raise ValueError(
+            f"{folder} was encoded with other settings than `model` has: {differences}. Encode the corpus again, or "
+            "give the model that it was encoded with."
+        )
 
 
 def _shard_folders(folders):

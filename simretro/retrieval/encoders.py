@@ -27,25 +27,26 @@ class TextEncoders(NamedTuple):
     engine: str | None = None
 
 
-def encoders_of(model, similarity: str | None = None) -> TextEncoders:
+def encoders_of(model, similarity: str | None = None, batch_size: int = 32) -> TextEncoders:
     """The encoders of a model.
 
     Args:
         model: `BiEncoder` (its prefixes and its similarity are used), `SentenceEncoder` or another model with
             `encode`; or a function: list of texts -> vectors.
         similarity: "cosine" or "dot"; None = the model's own, or "cosine".
+        batch_size: int, of a model's `encode`.
     Raises: ValueError for something else.
     """
     similarity = similarity or getattr(model, "similarity", "cosine")
     if similarity not in SIMILARITIES:
         raise ValueError(f"`similarity` must be one of {SIMILARITIES} or None; received {similarity!r}.")
     if hasattr(model, "encode_passages"):
-        queries, passages = _quiet(model.encode_queries), _quiet(model.encode_passages)
+        queries, passages = (_texts_alone(f, batch_size) for f in (model.encode_queries, model.encode_passages))
         encoder = model.passage_sentence_encoder
         engine = getattr(encoder, "engine", None)
         return TextEncoders(queries, passages, similarity, encoder.fingerprint(), model.passage_prefix, engine)
     if hasattr(model, "encode"):
-        encode = _quiet(model.encode)
+        encode = _texts_alone(model.encode, batch_size)
         return TextEncoders(encode, encode, similarity, fingerprint_of(model), engine=getattr(model, "engine", None))
     if callable(model):
         return TextEncoders(model, model, similarity, None)
@@ -82,5 +83,5 @@ def vectors_of(encode: Callable, texts: list[str], name: str) -> np.ndarray:
     return vectors
 
 
-def _quiet(encode):
-    return lambda texts: encode(texts, show_progress=False)
+def _texts_alone(encode, batch_size):
+    return lambda texts: encode(texts, batch_size=batch_size, show_progress=False)

@@ -169,7 +169,7 @@ class VectorIndex:
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the index to a folder, in place of what was there; on any error what was there stays.
 
-        Raises: ValueError if the folder holds a model or the checkpoints of a training run.
+        Raises: ValueError if the folder holds a model, a calibrator, an encoded corpus or the checkpoints of a run.
         """
         with atomic_folder(folder, "an index") as temporary:
             temporary = Path(temporary)

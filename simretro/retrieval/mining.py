@@ -299,7 +299,7 @@ class _Picker:
                 self.orders[i].remove(text)
                 if score < lowest[i] and score <= limits[i]:
                     picked[i].append(text)
-                    teacher_scores[texts.query_ids[self.numbers[i]]][document] = score
+                    teacher_scores.setdefault(texts.query_ids[self.numbers[i]], {})[document] = score
         return self._named(picked)
 
     def _scores(self, teacher, pairs):

@@ -94,7 +94,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.history: list[dict] = []  # logs of all epochs, those before `restore` too
         self.best: dict | None = None
         self._resumed: dict | None = None  # state of `restore`, until the first epoch begins
-        self._metrics: dict = {}
+        self._metrics: dict = {}  # of the checkpoint, for the rest of its epoch
+        self._metrics_of_training: dict = {}  # of an epoch that was stopped within, before its validation
         self._owns_folder = self._monitor_missing = self._exchanged = False
         self._quiet = None
         self._epoch = self._first_step = self._steps_done = 0
@@ -137,6 +138,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "synchronised, say) is taken from the first ones.",
                 stacklevel=2,
             )
+        self._exchanged = False  # weights and averages are those of the checkpoint, each in its place
         self._metrics = store.read_arrays(path, "metrics") if state["step_in_epoch"] else {}
         self.step, self.history, self.best, self._resumed = state["step"], state["history"], state["best"], state
         self._owns_folder = True
@@ -161,6 +163,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         variables, arrays = state_variables(model), {"model": store.read_arrays(path, "model")}
         _check_fit(variables, arrays, path)
         assign_variables(model, variables["model"], arrays["model"])
+        self._exchanged = False
 
     def on_train_begin(self, logs=None):
         if self._exchanged:  # the last `fit` was interrupted within its validation
@@ -180,7 +183,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         state, self._resumed = self._resumed, None
-        self._first_step = 0
+        self._first_step, self._metrics_of_training = 0, {}
         if state is not None:
             if epoch != state["epoch"]:
                 raise ValueError(
@@ -222,6 +225,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_test_begin(self, logs=None):
         self._end_quiet()
+        if self._steps_done < (self.params.get("steps") or 0):
+            # The training was stopped within the epoch, and `evaluate` begins with setting its running means to zero.
+            self._metrics_of_training = read_variables(state_variables(self.model)["metrics"])
         if self.monitor is not None and not self._exchanged:
             self._exchanged = exchange_averages(self.model)
 
@@ -259,7 +265,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _groups(self, names):
         variables = state_variables(self.model)
         for name in names:
-            arrays = read_variables(variables[name])
+            stopped = self._metrics_of_training if name == "metrics" else {}
+            arrays = stopped or read_variables(variables[name])
             broken = None if name == "metrics" else first_non_finite(arrays)
             if broken is not None:
                 raise divergence_error(f"The variable {broken!r} is not finite", self._where(), self.latest)

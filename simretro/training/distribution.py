@@ -54,35 +54,33 @@ def whole_batch_gradients(gradients: list, optimizer: keras.optimizers.Optimizer
 
     Keras clips the gradients of each replica and sums afterwards, so that a clipped run on two devices is another run
     than on one. Here the sum is clipped, and each replica hands the optimizer an equal share of it, which is too short
-    to be clipped again.
+    to be clipped again. A `LossScaleOptimizer` leaves out a step if the gradients of the first replica overflow, and
+    asks no other: it gets such shares in any case, which are finite everywhere or nowhere.
 
     Args:
         gradients: list of tensors or None, of the replica's part of an additive loss.
         optimizer: Keras optimizer.
-    Returns: list, `gradients` itself where there is one replica.
-    Raises: NotImplementedError for clipping with loss scaling, whose gradients have another length.
+    Returns: list, `gradients` itself where there is one replica, or nothing to be done.
     """
     context = _replica_context()
     if context is None:
         return gradients
-    clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(optimizer, name, None)]
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if not clips:
-        if any(getattr(inner, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")):
-            raise NotImplementedError(
-                "Under a strategy, gradient clipping does not work with loss scaling: use 'mixed_bfloat16', or no "
-                "clipping."
-            )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer leaves the clipping to this one
+    clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name, None)]
+    if not clips and inner is optimizer:
         return gradients
-    known = [gradient for gradient in gradients if gradient is not None]
-    clipped = iter(_clip(context.all_reduce("SUM", known), clips[0], getattr(optimizer, clips[0])))
-    shares = context.num_replicas_in_sync
-    return [None if gradient is None else next(clipped) / shares for gradient in gradients]
+    sums = context.all_reduce("SUM", [gradient for gradient in gradients if gradient is not None])
+    if clips:
+        limit = optimizer.scale_loss(getattr(inner, clips[0]))  # the gradients still have the scale of the loss
+        sums = _clip(sums, clips[0], limit)
+    sums, shares = iter(sums), context.num_replicas_in_sync
+    return [None if gradient is None else next(sums) / shares for gradient in gradients]
 
 
 def _clip(gradients, name, limit):
     if name == "clipvalue":
-        return [ops.clip(gradient, -limit, limit) for gradient in gradients]
+        # What is not finite stays so, or a step that overflowed would count as one that did not.
+        return [ops.where(ops.isfinite(g), ops.clip(g, -limit, limit), g) for g in gradients]
     norms = [ops.sqrt(ops.sum(ops.square(gradient))) for gradient in gradients]
     if name == "global_clipnorm":
         norms = [ops.sqrt(sum(ops.square(norm) for norm in norms))] * len(norms)

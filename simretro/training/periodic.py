@@ -6,7 +6,7 @@ import keras
 
 from simretro.arguments import check_int
 from simretro.training.averages import averaged_weights
-from simretro.training.state import updates_done
+from simretro.training.state import updates_done, updates_each_batch
 
 
 class PeriodicEvaluation(keras.callbacks.Callback):
@@ -53,18 +53,21 @@ class PeriodicEvaluation(keras.callbacks.Callback):
         self.evaluate, self.every_steps, self.name = evaluate, every_steps, name
         self.history: list[dict] = []
         self._first = self._step = 0
+        self._one_by_one = True
 
     def on_train_begin(self, logs=None):
         self.history = []
 
     def on_epoch_begin(self, epoch, logs=None):
         self._first = self._step = updates_done(self.model.optimizer)
+        self._one_by_one = updates_each_batch(self.model.optimizer)
 
     def on_train_batch_end(self, batch, logs=None):
         if self.every_steps is None:
             return
-        # Counted from the beginning of the epoch: asking the optimizer each time would wait for the device.
-        before, self._step = self._step, self._first + batch + 1
+        before = self._step
+        # Where it can be counted from the beginning of the epoch: to ask the optimizer is to wait for the device.
+        self._step = self._first + batch + 1 if self._one_by_one else updates_done(self.model.optimizer)
         if self._step // self.every_steps > before // self.every_steps:
             self._run(updates_done(self.model.optimizer))
 

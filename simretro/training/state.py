@@ -46,6 +46,12 @@ def updates_done(optimizer) -> int:
     return int(as_array(optimizer.iterations))  # plain `int` fails under a strategy
 
 
+def updates_each_batch(optimizer) -> bool:
+    """Whether an optimizer makes an update with every batch: it neither accumulates gradients nor leaves steps out."""
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
+    return inner is None and not getattr(optimizer, "gradient_accumulation_steps", None)
+
+
 def read_variables(variables: dict) -> dict[str, np.ndarray]:
     """{name: array} of variables by name.
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from simretro.arrays import unit_rows
 from simretro.calibration import CrossLingualCalibrator, adversarial_map
 from simretro.calibration.adversary import _Game
-from simretro.calibration.csls import unit_rows
 from tests.calibration.clouds import random_rotation
 
 pytestmark = pytest.mark.backends

@@ -11,8 +11,8 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
+from simretro.arrays import unit_rows
 from simretro.calibration import CrossLingualCalibrator
-from simretro.calibration.csls import unit_rows
 from simretro.calibration.gate import learn_rotation
 from tests.calibration.clouds import meanings, random_rotation, spoken, top1
 
@@ -301,6 +301,18 @@ def test_save_and_load(world, calibrator, tmp_path):
     assert CrossLingualCalibrator.load(tmp_path / "bare").random_state == 4
     with pytest.raises(ValueError, match="not fitted"):
         CrossLingualCalibrator().save(tmp_path / "new")
+
+
+@pytest.mark.parametrize("name, held", [
+    ("config.json", "a model"), ("index.json", "an index"), ("corpus.json", "an encoded corpus"),
+    ("latest.json", "the checkpoints"),
+])  # fmt: skip
+def test_what_is_no_calibrator_is_not_replaced(name, held, world, tmp_path):
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "weights").write_text("x")
+    with pytest.raises(ValueError, match=f"anything but a calibrator.* holds {held}"):
+        CrossLingualCalibrator(rotate=None).fit(world[0]).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "weights"])
 
 
 def damage(folder, name, change):

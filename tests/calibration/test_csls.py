@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simretro.arrays import unit_rows
 from simretro.calibration import csls, csls_neighbors, csls_pairs, neighborhood_cosines
-from simretro.calibration.csls import partner_ranks, unit_rows
+from simretro.calibration.csls import partner_ranks
 
 
 def brute_force(source, target, k):

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simretro.arrays import unit_rows
 from simretro.calibration import Rotation, highest_agreement, procrustes, refine, split_half_agreement
-from simretro.calibration.csls import unit_rows
 from tests.calibration.clouds import meanings, random_rotation
 
 

@@ -171,6 +171,10 @@ def test_no_documents(tmp_path):
 def test_documents_in_memory_are_checked():
     given = ["a", Document("b", "t", path="f.txt", line=3)]
     assert [(d.text, d.place) for d in as_documents(given)] == [("a", "document 0"), ("b", "f.txt, line 3")]
+    [document] = as_documents([Document("a b", sentences=iter(["a", "b"]))])
+    assert document.sentences == ("a", "b")  # checking them does not use them up
+    with pytest.raises(ValueError, match="document 0: `sentences` must be several str; received one, 'a b'"):
+        list(as_documents([Document("a b", sentences="a b")]))
     for source, message in [
         ([["a"]], "document 0: must be a str or a `Document`; received list"),
         (["a", {"text": "b"}], "document 1: .* received dict"),

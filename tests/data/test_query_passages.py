@@ -165,6 +165,7 @@ COLLECTION = {
 
 def test_a_collection():
     queries = queries_of_collection(**COLLECTION, negatives={"2": ["b", "c"]})
+    assert queries_of_collection(**COLLECTION, negatives={"2": iter(["b", "c"])}) == queries
     assert [(q.id, q.query, [p.id for p in q.positives], [p.text for p in q.negatives]) for q in queries] == [
         ("2", "w9", ["a"], ["w2", "w3"]),
         ("1", "w8", ["c", "a"], []),

@@ -142,14 +142,31 @@ def test_needs_a_path_and_knows_its_settings(corpus):
         StreamingSimilarPairs(corpus, TOKENIZER, pairs_per_bach=3)
 
 
-@pytest.mark.parametrize("name", ["token_ids", "shared_texts.npy", "facts.json"])
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path):
+    """Changes one byte: the file keeps its size."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "text_starts", "group_starts", "shared_texts.npy", "facts.json"])
 def test_a_damaged_cache_is_made_anew(name, corpus, tmp_path):
-    settings = {"pairs_per_batch": 8, "maxlen": 20, "cache_dir": tmp_path / "cache"}
-    good = quiet(StreamingSimilarPairs, corpus, TOKENIZER, **settings)
+    settings = {"pairs_per_batch": 8, "maxlen": 20}
+    good = quiet(SimilarPairs, GROUPS, TOKENIZER, **settings)
+    settings["cache_dir"] = tmp_path / "cache"
+    quiet(StreamingSimilarPairs, corpus, TOKENIZER, **settings)
     (folder,) = (tmp_path / "cache").iterdir()
-    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-3]), lambda path: path.unlink()):
+    for damage in (cut, flip, os.remove):
         damage(folder / name)
         with pytest.warns(UserWarning, match=f"{folder} is made anew, for it is damaged") as told:
             again = StreamingSimilarPairs(corpus, TOKENIZER, **settings)
         assert told[0].filename == __file__
         same_batches(good, again)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", ".*is damaged")
+            same_batches(good, StreamingSimilarPairs(corpus, TOKENIZER, **settings))

@@ -4,6 +4,10 @@ import pytest
 from simretro.evaluation import bootstrap_interval, pair_metrics
 
 
+def auc(cosines, labels):
+    return pair_metrics(cosines, labels).auc
+
+
 def test_the_interval_of_a_mean_has_the_known_width():
     values = np.random.default_rng(0).random(2000) < 0.3
     low, high = bootstrap_interval(np.mean, values, num_resamples=2000)
@@ -39,8 +43,32 @@ def test_interval_of_an_auc():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 400)
     cosines = rng.random(400) + 0.3 * labels
-    low, high = bootstrap_interval(lambda c, y: pair_metrics(c, y).auc, cosines, labels, num_resamples=200)
-    assert low < pair_metrics(cosines, labels).auc < high and high - low < 0.15
+    low, high = bootstrap_interval(auc, cosines, labels, strata=labels, num_resamples=200)
+    assert low < auc(cosines, labels) < high and high - low < 0.15
+    assert bootstrap_interval(auc, cosines, labels, num_resamples=200) == pytest.approx((low, high), abs=0.02)
+
+
+def test_interval_of_an_auc_of_few_positives():
+    """Of 1000 draws some have no positive at all, where there is no AUC."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat([1, 0], [5, 35])
+    cosines = rng.random(40) + 0.3 * labels
+    with pytest.raises(ValueError, match="both must occur"):
+        bootstrap_interval(auc, cosines, labels)
+    low, high = bootstrap_interval(auc, cosines, labels, strata=labels)
+    assert 0 <= low < auc(cosines, labels) < high <= 1
+
+
+def test_strata_keep_their_sizes_and_their_places():
+    kinds, values = np.array(["b", "a", "b", "c"]), np.array([1, 20, 3, 400])
+
+    def check(drawn, drawn_kinds):
+        assert drawn_kinds.tolist() == kinds.tolist() and drawn[1] == 20 and drawn[3] == 400
+        return drawn[0] + drawn[2]
+
+    assert bootstrap_interval(check, values, kinds, strata=kinds.tolist()) == (2, 6)
+    one = bootstrap_interval(np.mean, values, seed=3, strata=[0] * 4)
+    assert one == bootstrap_interval(np.mean, values, seed=3)
 
 
 def test_one_query_has_no_spread():
@@ -49,6 +77,7 @@ def test_one_query_has_no_spread():
 
 @pytest.mark.parametrize("samples, options, message", [
     (([1, 2], [1]), {}, "same number"), (([],), {}, "at least 1"), ((), {}, "`samples`"),
+    (([1, 2],), {"strata": [1]}, r"`strata` must be \(2,\).*\(1,\)"),
     (([1],), {"confidence": 95}, "`confidence`.*95"), (([1],), {"num_resamples": 0}, "`num_resamples`"),
 ])  # fmt: skip
 def test_refuses(samples, options, message):

@@ -1,9 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 
 from simretro.evaluation import RetrievalCollection, read_beir
-from simretro.evaluation.collections import with_title
+from simretro.retrieval import encode_corpus
 
 CORPUS = [
     {"_id": "d1", "title": "Slip flow", "text": "slip  flow . the boundary layer"},
@@ -44,17 +45,23 @@ def test_reads_a_folder(folder):
     assert read_beir(str(folder), "dev").queries == {"q3": "unjudged"}
 
 
-@pytest.mark.parametrize("title, text, whole", [
-    ("Win", "Winter is coming", "Win Winter is coming"), ("Win", "win. The story", "win. The story"),
-    ("A  b", "a\nb c", "a\nb c"), ("", " text ", "text"), ("Title", "", "Title"), ("Title", "title", "title"),
-    ("longer than the text", "longer", "longer than the text longer"), ("", "", ""),
-])  # fmt: skip
-def test_title_is_not_repeated(title, text, whole):
-    assert with_title(title, text) == whole
+def test_what_is_measured_is_what_is_encoded(folder, tmp_path):
+    titles = [("Win", "Winter"), ("苹果", "苹果是水果"), ("A  b", "a\nb c"), ("", " text "), ("Title", "")]
+    records = [{"_id": f"t{n}", "title": title, "text": text} for n, (title, text) in enumerate(titles)]
+    write(folder / "corpus.jsonl", [*CORPUS, *records])
+    encoded = []
+
+    def encode(texts):
+        encoded.extend(texts)
+        return np.ones((len(texts), 2))
+
+    encode_corpus(encode, folder, tmp_path / "vectors", block_size=1)
+    assert encoded == list(read_beir(folder).documents.values())
+    assert "苹果是水果" in encoded and "Win Winter" in encoded
 
 
 @pytest.mark.parametrize("name, records, message", [
-    ("corpus", ["{", CORPUS[0]], "line 1: not a JSON object"),
+    ("corpus", ["{", CORPUS[0]], "line 1: not a JSON object"), ("corpus", ["[" * 100000], "line 1: not a JSON object"),
     ("corpus", [CORPUS[0], "[1]"], "line 2: must be a JSON object"),
     ("corpus", [{"id": "d1", "text": "x"}], "line 1: `_id` must be a str that is not empty; received None"),
     ("corpus", [{"_id": " ", "text": "x"}], "line 1: `_id` must"),

@@ -132,6 +132,39 @@ def test_search_in_blocks_equals_all_at_once(seed, count, top_k, block_size, sim
             assert [name for name, _ in row] == [f"p{i}" for i in np.argsort(-expected, kind="stable")[:top_k]]
 
 
+FEW_SCORES = st.sampled_from([-np.inf, -1.0, -0.0, 0.0, 1.0, 2.0, np.inf, np.nan])  # many are equal
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.lists(FEW_SCORES, min_size=2, max_size=2), min_size=1, max_size=60),
+    st.integers(1, 12),
+    st.integers(1, 25),
+)
+def test_blocks_are_ordered_as_by_a_plain_sort(scores, top_k, block_size):
+    """NaN, which products of large numbers can be, stands last."""
+    scores = np.array(scores, "float32").T  # (2, N)
+    found, places = np.zeros((2, 0), "float32"), np.zeros((2, 0), "int64")
+    for start in range(0, scores.shape[1], block_size):
+        block = scores[:, start : start + block_size]
+        found, places = passages._best(found, places, block, start, top_k)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    np.testing.assert_array_equal(places, order)
+    np.testing.assert_array_equal(found, np.take_along_axis(scores, order, axis=1))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_all_of_a_block_may_be_better_than_what_was_found(order):
+    values = np.arange(50)[::order]
+    pairs = ((f"p{i}", str(value)) for i, value in enumerate(values))
+    found = search_passages(
+        lambda texts: np.ones((len(texts), 1)), ["a", "b"], pairs, 7,
+        encode_passages=lambda texts: np.array([[float(text)] for text in texts]), block_size=20,
+    )  # fmt: skip
+    best = np.argsort(-values, kind="stable")[:7]
+    assert found == [[(f"p{i}", values[i]) for i in best]] * 2
+
+
 def test_search_refuses():
     assert passages.passage_text("", "text") == "text"
     for settings_, message in (
@@ -165,7 +198,7 @@ def test_bad_input(folder):
 
 @pytest.mark.parametrize("content, message", [
     (b"1 no tab\n", "line 1"), (b"1\ta\n1\tb\n", "line 2: the id '1'"), (b"1\t \n", "line 1"),
-    (b"1\ta\n\xff", "line 2: not UTF-8"),
+    (b"1\ta\n\xff", "line 2: is not UTF-8"),
 ])  # fmt: skip
 def test_bad_topics(content, message, tmp_path):
     (tmp_path / "topic.test.tsv").write_bytes(content)
@@ -178,3 +211,18 @@ def test_bad_collection(folder, line):
     (folder / "collection" / "docs.jsonl").write_text('{"id": "a", "contents": "b"}\n' + line + "\n")
     with pytest.raises(ValueError, match=r"docs\.jsonl, line 2"):
         list(iter_collection(folder))
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda packed: packed[:-200], "cannot be unpacked behind line"),
+    (lambda packed: packed[:60] + bytes(40) + packed[100:], "cannot be unpacked behind line"),
+    (lambda packed: packed[:-6] + bytes(6), "cannot be unpacked behind line 3000"),  # the checksum
+    (lambda packed: b"no archive", "cannot be unpacked behind line 0"),
+    (lambda packed: packed + gzip.compress(b'{"id": "\xff"}\n'), r"line 3001: is not UTF-8"),
+])  # fmt: skip
+def test_damaged_collection(folder, damage, message):
+    lines = (json.dumps({"id": str(number), "contents": f"text {number**7}"}) for number in range(3000))
+    path = folder / "collection" / "docs.jsonl.gz"
+    path.write_bytes(damage(gzip.compress("".join(f"{line}\n" for line in lines).encode())))
+    with pytest.raises(ValueError, match=rf"docs\.jsonl\.gz.*{message}"):
+        evaluate_mr_tydi(folder, encode, encode_passages=lambda texts: np.ones((len(texts), 5)))

@@ -89,7 +89,8 @@ def test_read_labelled_pairs(tmp_path):
 @pytest.mark.parametrize("content, message", [
     (b"a\tb\t1\na\tb\n", r"pairs\.tsv, line 2.*2 column"), (b"a\tb\t1\tx\n", "line 1.*4 column"),
     (b"sentence1\tsentence2\tlabel\n", "line 1.*'label'.*header"), (b"a\tb\t1\n\na\t \t1\n", "line 3.*empty"),
-    (b"a\tb\t0.5\n", "line 1.*0 or 1"), (b"a\tb\t1\n\xff\tb\t1\n", "line 2: not UTF-8"), (b"", r"pairs\.tsv holds no"),
+    (b"a\tb\t0.5\n", "line 1.*0 or 1"), (b"a\tb\t1\n\xff\tb\t1\n", "line 2: is not UTF-8"),
+    (b"", r"pairs\.tsv holds no"),
     (b"\n\n", r"pairs\.tsv holds no"),
 ])  # fmt: skip
 def test_read_names_file_and_line(content, message, tmp_path):

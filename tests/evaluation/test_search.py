@@ -9,6 +9,7 @@ from simretro.evaluation import (
     bm25_run,
     evaluate_retrieval,
     fuse_runs,
+    search,
     search_collection,
     search_encoded,
 )
@@ -115,6 +116,31 @@ def test_bm25_of_other_scripts_and_other_words():
     assert {query: list(found) for query, found in bm25_run(collection).items()} == {"zh": ["1"], "de": ["3"]}
     pairs = bm25_run(collection, tokenize=lambda text: [text[i : i + 2] for i in range(len(text) - 1)])
     assert list(pairs["zh"]) == ["1"] and not pairs["de"].get("1")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("हिन्दी की किताबें, १२ रुपये", ["हिन्दी", "की", "किताबें", "१२", "रुपये"]),
+    ("বাংলা ভাষার বই", ["বাংলা", "ভাষার", "বই"]), ("தமிழ் மொழி", ["தமிழ்", "மொழி"]), ("తెలుగు భాష", ["తెలుగు", "భాష"]),
+    ("ภาษาไทย ปี ๒๕๖๗ ok", ["ภ", "า", "ษ", "า", "ไ", "ท", "ย", "ปี", "๒๕๖๗", "ok"]), ("ที่นี้", ["ที่", "นี้"]),
+    ("ພາສາລາວ", ["ພ", "າ", "ສ", "າ", "ລ", "າ", "ວ"]), ("ខ្មែរ", ["ខ្", "មែ", "រ"]),
+    ("မြန်မာ", ["မြ", "န်", "မာ"]), ("Cafe\u0301 A\u030aNGSTRO\u0308M", ["café", "ångström"]),
+    ("x\u0331y q\u0331", ["x\u0331y", "q\u0331"]),  # a mark that no letter is composed with
+    ("か\u3099く", ["が", "く"]), ("\u1112\u1161\u11ab글", ["한글"]), ("葛\U000e0100城", ["葛", "城"]),
+    ("don't_do", ["don", "t", "do"]), ("größer😀शब्द 👍🏽", ["größer", "शब्द"]),
+    ("𠀀𠀁 𑄌\U00011127𑄟 größer", ["𠀀", "𠀁", "𑄌\U00011127𑄟", "größer"]),  # beyond 16 bits, ideographs and Chakma
+    ("র\u200d্যাম র্যাম", ["র্যাম"] * 2), ("क्\u200dष क्ष", ["क्ष"] * 2), ("می\u200cخواهم", ["می", "خواهم"]),
+    ("\u0301 \u0301a", ["a"]), ("", []),
+])  # fmt: skip
+def test_words_keep_their_marks(text, words):
+    assert search._words(text) == words
+    assert search._words(f"{text}\N{SNOWMAN}") == words  # behind what is not ASCII
+
+
+def test_bm25_finds_words_with_marks():
+    documents = {"hi": "किताब खो गई", "other": "कीमत", "th": "ภาษาไทย", "fr": "un café noir"}
+    queries = {"hi": "किताब", "th": "ไทย", "fr": "CAFE\u0301"}
+    run = bm25_run(RetrievalCollection(documents, queries, {"hi": {"hi": 1}}))
+    assert {query: list(found) for query, found in run.items()} == {query: [query] for query in queries}
 
 
 def test_bm25_of_documents_without_words():

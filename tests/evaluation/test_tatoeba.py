@@ -198,7 +198,7 @@ def test_bad_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tatoeba\.fra-eng\.fra"):
         read_tatoeba(tmp_path, ["fra"])
     (tmp_path / "tatoeba.deu-eng.deu").write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match="line 2: not UTF-8"):
+    with pytest.raises(ValueError, match="line 2: is not UTF-8"):
         read_tatoeba(tmp_path)
     (tmp_path / "tatoeba.deu-eng.deu").write_bytes(b"")
     with pytest.raises(ValueError, match="holds no line"):

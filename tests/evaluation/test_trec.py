@@ -34,7 +34,7 @@ def test_ids_with_spaces_between_tabs(tmp_path):
     ("q1\td1\t1\n\td2\t1\n", "line 2: an id is empty"),
     ("q1\td1\t1\nq1\td1\t0\n", "line 2: query 'q1', document 'd1' was judged 1"),
     ("query-id\tcorpus-id\tscore\n", "holds no judgement"),
-    ("q1\td\xff\t1\n", "line 1: not UTF-8"),
+    ("q1\td\xff\t1\n", "line 1: is not UTF-8"),
 ])  # fmt: skip
 def test_names_file_and_line_of_bad_judgements(tmp_path, content, message):
     path = tmp_path / "test.tsv"

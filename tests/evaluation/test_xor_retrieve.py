@@ -1,3 +1,6 @@
+import csv
+import gzip
+import io
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -6,6 +9,7 @@ import numpy as np
 import pytest
 
 from simretro.evaluation import evaluate_xor_retrieve, word_tokenizer
+from simretro.evaluation.xor_retrieve import iter_passages
 
 GOLD = [
     {"id": "1", "lang": "ja", "question": "どこ？", "answers": ["Paris", "yes"]},
@@ -169,3 +173,58 @@ def test_refused(tmp_path):
             evaluate_xor_retrieve(
                 GOLD, lambda texts: np.ones((len(texts), 1)), passages=tmp_path / "wiki.tsv", tokenize=WORDS
             )
+
+
+HEADER = b"id\ttext\ttitle\n"
+
+
+@pytest.mark.parametrize("content, message", [
+    (b'1\ta\tb\n2\t"open\tc\n3\td\te\n', "line 3: .*quote is not closed"),
+    (b'1\ta\tb\n2\tc\t"open\n3\td\te', "line 3: .*quote is not closed"),  # it would take the rest for the title
+    (b'1\ta\tb\n2\t"' + b"long " * 40_000 + b'\n3\td\te\n', "line 3: .*field larger"),
+    (b'1\t"two\nlines"\tb\n2\tc\n', "line 4: expected 3 columns; received 2"), (b"1\ta\tb\n\n", "line 3: expected 3"),
+    (b"1\ta\tb\n2\t\xff\tc\n", "line 3: is not UTF-8"),
+])  # fmt: skip
+@pytest.mark.parametrize("packed", [False, True])
+def test_bad_tables(content, message, packed, tmp_path):
+    path = tmp_path / ("wiki.tsv.gz" if packed else "wiki.tsv")
+    path.write_bytes(gzip.compress(HEADER + content) if packed else HEADER + content)
+    with pytest.raises(ValueError, match=rf"wiki\.tsv.*{message}"):
+        list(iter_passages(path))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_tables_are_read_as_csv_does(end, tmp_path):
+    rows = [["1", 'a "word"', "b"], ["2", '"all" quoted', "tab\there"], ["3", "two\nlines\r", "ü"], ["4", "", ""]]
+    text = io.StringIO()
+    csv.writer(text, delimiter="\t", lineterminator="\r\n" if end == b"\r\n" else "\n").writerows(rows)
+    text.write('5\t"half" quoted\tc' + end.decode())  # as the reference reads it
+    (tmp_path / "wiki.tsv").write_bytes(b"\xef\xbb\xbf" + HEADER + text.getvalue().encode())
+    expected = [(key, title, text) for key, text, title in [*rows, ["5", "half quoted", "c"]]]
+    assert list(iter_passages(tmp_path / "wiki.tsv")) == expected
+
+
+def test_an_empty_table_has_no_header(tmp_path):
+    (tmp_path / "wiki.tsv").write_bytes(b"")
+    with pytest.raises(ValueError, match="line 1: expected the header"):
+        list(iter_passages(tmp_path / "wiki.tsv"))
+
+
+def test_damaged_files_are_named(tmp_path):
+    gold = "".join(json.dumps({**GOLD[0], "id": str(number**7)}) + "\n" for number in range(2000)).encode()
+    for name, content, message in (
+        ("gold.jsonl.gz", gzip.compress(gold)[:-50], r"gold\.jsonl\.gz: cannot be unpacked behind line \d+"),
+        ("gold.jsonl", gold + b'{"id": "\xe9"}\n', r"gold\.jsonl, line 2001: is not UTF-8"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            evaluate_xor_retrieve(tmp_path / name, predictions=[], tokenize=WORDS)
+    (tmp_path / "wiki.tsv.gz").write_bytes(gzip.compress(HEADER + b"1\ta\tb\n" * 9)[:-5])
+    with pytest.raises(ValueError, match=r"wiki\.tsv\.gz: cannot be unpacked behind"):
+        list(iter_passages(tmp_path / "wiki.tsv.gz"))
+    (tmp_path / "run.json").write_bytes(b'[\n{"id": "\xe9"}]')
+    with pytest.raises(ValueError, match=r"run\.json: is not UTF-8 \(byte 10, line 2"):
+        evaluate_xor_retrieve(GOLD, predictions=tmp_path / "run.json", tokenize=WORDS)
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"run\.json: not a JSON list"):
+        evaluate_xor_retrieve(GOLD, predictions=tmp_path / "run.json", tokenize=WORDS)

@@ -90,6 +90,15 @@ def test_smaller_vectors(dtype, model, beir, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_engine_gives_the_same_numbers(model, beir, tmp_path):
+    pytest.importorskip("onnxruntime")
+    expected = run(model, beir)["model"].run
+    for corpus in ([], ["--corpus-folder", tmp_path / "enc"]):
+        found = run(model, beir, "--engine", "onnx", *corpus)["model"].run
+        assert {query: pytest.approx(scores, abs=1e-4) for query, scores in expected.items()} == found
+
+
+@pytest.mark.slow
 def test_settings_of_the_model_can_be_replaced(model, beir):
     expected = run(model, beir, "--metrics", "AP")["model"].run
     for option in (["--query-prefix", ""], ["--pooling", "cls"], ["--similarity", "dot"], ["--passage-maxlen", 5]):
@@ -111,6 +120,7 @@ def test_help_names_every_option(capsys):
         (["--dtype", "int8"], "--dtype and --shard-index are those of --corpus-folder"),
         (["--corpus-folder", "enc", "--shard-index", "1"], "--shard-index and --num-shards belong together"),
         (["--dtype", "int4"], "invalid choice: 'int4'"),
+        (["--engine", "torch"], "invalid choice: 'torch'"),
         (["--top-k", "0"], "--top-k must be at least 1; received 0"),
         (["--run", "{folder}/missing/out.trec"], "missing/out.trec: the folder does not exist"),
         (["--split", "train2"], "train2.tsv is missing; `split` must be one of ['dev', 'test', 'train']"),

@@ -178,6 +178,16 @@ def test_the_job_without_a_corpus(tmp_path, monkeypatch, capsys):
     assert 0.3 < numbers["BM25"] < 0.9 and all(0 <= numbers[kind] <= 1 for kind in kinds)
 
 
+def test_the_progress_bar_knows_where_the_training_ends(capsys):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    stop = pretrain_retromae.StopAfter(7)
+    model.fit(np.ones((10, 3)), np.ones((10, 1)), batch_size=2, epochs=4, verbose=2, callbacks=[stop])
+    printed = capsys.readouterr().out
+    assert "5/5 - " in printed and "2/2 - " in printed and "Epoch 2/4" in printed and "Epoch 3/4" not in printed
+    assert int(model.optimizer.iterations) == 7
+
+
 def test_help_names_every_option(capsys):
     with pytest.raises(SystemExit) as left:
         pretrain_retromae.parse_arguments(["--help"])
@@ -191,7 +201,7 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
     def parsed(*arguments):
         return pretrain_retromae.parse_arguments(list(map(str, arguments)))
 
-    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (2400, 64, 5e-4)
+    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (2000, 64, 5e-4)
     assert (parsed().rows_per_batch, parsed().bow_weight, parsed("--bow-weight", 0).bow_weight) == (8, 1.0, 0.0)
     own = parsed("--corpus", corpus, "--init", config)
     assert (own.is_config, own.max_steps, own.maxlen, own.learning_rate) == (True, None, 128, 1e-3)

@@ -137,6 +137,18 @@ def test_the_written_folder_is_a_start_for_the_next_run_also_under_a_strategy(be
 
 
 @pytest.mark.slow
+def test_the_next_run_keeps_how_the_checkpoint_makes_its_vectors(beir, tmp_path):
+    own = ["--query-prefix", "q ", "--passage-prefix", "p ", "--similarity", "dot", "--projection-size", 8]
+    run("--data", beir, *own, "--output", tmp_path / "run")
+    again, _ = run("--data", beir, "--init", tmp_path / "run" / "model", "--output", tmp_path / "run")
+    assert (again.query_prefix, again.passage_prefix, again.similarity, again.projection_size) == ("q ", "p ", "dot", 8)
+    again, _ = run(
+        "--data", beir, "--init", tmp_path / "run" / "model", "--query-prefix", "", "--output", tmp_path / "run"
+    )
+    assert (again.query_prefix, again.passage_prefix) == ("", "p ")
+
+
+@pytest.mark.slow
 def test_the_job_without_data(tmp_path, monkeypatch, capsys):
     folders = {"sklearn": python_docs.installed_folders()["sklearn"]}
     monkeypatch.setattr(python_docs, "installed_folders", lambda: folders)

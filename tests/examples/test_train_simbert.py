@@ -51,6 +51,29 @@ def test_a_run_is_resumed_where_it_ended(corpus, tmp_path, capsys):
     _, again = run(*options, "--resume")
     assert "Epoch" not in capsys.readouterr().out, "all epochs were done"
     assert all(math.isclose(numbers[name], again[name], rel_tol=1e-6) for name in numbers)
+    with pytest.raises(SystemExit):
+        run(*options, "--resume", "--temperature", 0.5, "--seed", 1)
+    told = capsys.readouterr().err
+    assert "--temperature was" in told and "is 0.5" in told and "--seed was 0, is 1" in told
+
+
+def test_defaults_depend_on_where_the_weights_come_from():
+    parsed = train_simbert.parse_arguments
+    assert (parsed([]).epochs, parsed([]).learning_rate) == (10, 1e-3)
+    checkpoint = parsed(["--checkpoint", "some/model"])
+    assert (checkpoint.epochs, checkpoint.learning_rate) == (5, 2e-5)
+    assert parsed(["--quick"]).epochs == 2 and parsed(["--quick", "--epochs", "3"]).epochs == 3
+    assert parsed(["--learning-rate", "0"]).learning_rate == 0
+
+
+@pytest.mark.slow
+def test_groups_of_near_copies_are_told_and_not_measured(tmp_path, capsys):
+    path = tmp_path / "groups.jsonl"
+    groups = [{"text": f"how do i {word} it", "synonyms": [f"how can i {word} it"]} for word in "abcdefghijkl"]
+    path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    _, numbers = run("--corpus", path, "--held-out", 0.3, "--output", tmp_path / "run")
+    assert "No sentence has a positive in its group" in capsys.readouterr().out
+    assert "SimBERT" not in numbers and numbers["perplexity"] > 1
 
 
 @pytest.mark.slow
@@ -88,10 +111,13 @@ def test_the_next_free_folder_is_taken(tmp_path):
         (["--corpus", "{folder}/broken.jsonl"], "broken.jsonl, line 1"),
         (["--corpus", "{folder}/common.jsonl"], "of 2 groups held out 0 have no text in common"),
         (["--resume"], "--resume: there is no run"),
+        (["--epochs", "0"], "--epochs must be at least 1; received 0"),
+        (["--evaluate", "{folder}/one.tsv"], "one.tsv needs pairs of both labels, 0 and 1"),
     ],
 )
 def test_what_is_wrong_is_told_without_a_traceback(arguments, message, corpus, tmp_path, capsys):
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
+    (tmp_path / "one.tsv").write_text("a\tb\t1\nc\td\t1\n", encoding="utf-8")
     lines = [json.dumps({"text": "same", "synonyms": [f"text {i}"]}) for i in range(8)]
     (tmp_path / "common.jsonl").write_text("\n".join(lines), encoding="utf-8")
     arguments = [argument.format(corpus=corpus, folder=tmp_path) for argument in arguments]

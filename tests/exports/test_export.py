@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -169,3 +170,17 @@ def test_keras_hub_has_no_tokenizer_without_a_mask(tmp_path):
     with pytest.raises(ValueError, match=r"special tokens .*'\[MASK\]'.*this vocabulary has .*'mask': None"):
         export(encoder, tmp_path / "out", "keras-hub")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("with_pool", [True, "linear"])
+@pytest.mark.parametrize("projection", [None, 6])
+def test_own_sentence_transformers_folder_of_a_pooler_is_read_back(with_pool, projection, tmp_path):
+    encoder = make_encoder(with_pool=with_pool, projection=projection, pooling="pooler", maxlen=9)
+    export(encoder, tmp_path / "out", "sentence-transformers")
+    again = SentenceEncoder.from_pretrained(tmp_path / "out")
+    assert (again.pooling, again.encoder.with_pool) == ("pooler", with_pool)
+    np.testing.assert_allclose(again.encode(TEXTS), encoder.encode(TEXTS), atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        retriever = BiEncoder.from_pretrained(tmp_path / "out")
+    np.testing.assert_allclose(retriever.encode(TEXTS), encoder.encode(TEXTS), atol=1e-6)

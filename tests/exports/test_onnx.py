@@ -10,7 +10,8 @@ from keras import ops
 
 from simretro.checkpoints import CheckpointError, onnx_model, write_onnx
 from simretro.exports import export
-from simretro.models import SentenceEncoder, build_transformer_model, export_weights
+from simretro.methods import BiEncoder
+from simretro.models import SentenceEncoder, build_transformer_model, export_weights, sentence_encoder
 from simretro.models import engines as engines_module
 from tests.exports.conftest import KINDS, SIZES, TEXTS, bert_tokenizer, make_encoder, one_by_one
 
@@ -159,6 +160,30 @@ def test_8_bit_kernels_are_close(tmp_path):
     assert 0.99 < cosines.min() and cosines.max() < 1 - 1e-7
     kinds = [constant.data_type for constant in onnx.load(tmp_path / "int8.onnx").graph.initializer]
     assert kinds.count(onnx.TensorProto.UINT8) == 2 * 4 * SIZES["num_hidden_layers"]  # kernel and zero points
+
+
+def test_engine_of_a_method(monkeypatch):
+    """For a call, or from then on; by all that encode."""
+    used = []
+    find = sentence_encoder.engine_of
+    monkeypatch.setattr(
+        sentence_encoder, "engine_of", lambda engine, *args: (used.append(engine), find(engine, *args))[1]
+    )
+    plain = make_encoder()
+    retriever = BiEncoder(plain.encoder, plain.tokenizer, query_prefix="ab ")
+    encoders = (retriever.encode, retriever.encode_queries, retriever.encode_passages)
+    expected = [encode(TEXTS) for encode in encoders]
+    assert not used
+    for vectors, encode in zip(expected, encoders, strict=True):
+        np.testing.assert_allclose(encode(TEXTS, engine="onnx"), vectors, atol=1e-4)
+    assert used == ["onnx"] * 3
+    retriever.engine = "onnx"
+    for vectors, encode in zip(expected, encoders, strict=True):
+        np.testing.assert_allclose(encode(TEXTS), vectors, atol=1e-4)
+        np.testing.assert_array_equal(encode(TEXTS, engine="keras"), vectors)
+    assert used == ["onnx"] * 6
+    with pytest.raises(ValueError, match="`engine` must be one of .*received 'torch'"):
+        retriever.engine = "torch"
 
 
 def test_unknown_engines_are_named():

@@ -58,9 +58,11 @@ def make_encoder(seed=0, **options):
     return encoder
 
 
-def make_retriever(learning_rate=0.1, gradient_cache_rows=None, **options):
-    retriever = BiEncoder(make_encoder(), make_tokenizer(), **options)
+def make_retriever(learning_rate=0.1, gradient_cache_rows=None, loss_scale=None, dtype=None, **options):
+    retriever = BiEncoder(make_encoder(dtype=dtype), make_tokenizer(), **options)
     optimizer = keras.optimizers.SGD(learning_rate, global_clipnorm=1.0)
+    if loss_scale is not None:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, loss_scale)
     retriever.compile(optimizer, gradient_cache_rows=gradient_cache_rows)
     return retriever
 
@@ -88,7 +90,15 @@ def main(folder, replicas):
         # Two devices let one query at a time through their encoders, one device all four.
         taught = {"distillation": "kl", "temperature": 0.5, "matryoshka_sizes": [4, 8], "matryoshka_weights": [2, 0.5]}
         cached = _train(11, **taught, gradient_cache_rows=1 if replicas > 1 else None)
-    for name, (logs, weights) in {"shared": shared, "apart": apart, "cached": cached}.items():
+        half = _train(11, loss_scale=256.0, dtype="mixed_float16", temperature=0.1)  # gradients longer than 1
+    runs = {
+        "shared": shared,
+        "apart": apart,
+        "cached": cached,
+        "half": half,
+        "start": ({}, weights_of(make_retriever())),
+    }
+    for name, (logs, weights) in runs.items():
         np.savez(folder / f"{name}-{replicas}.npz", **weights)
         (folder / f"{name}-{replicas}.json").write_text(json.dumps(logs))
 

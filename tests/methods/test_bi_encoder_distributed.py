@@ -11,7 +11,7 @@ def test_two_devices_equal_one(tmp_path):
     """Weights (so gradients) and all logs agree: with hard and false negatives, and where a device gets no query.
 
     In `cached` also where the devices have a gradient cache and the one device has none, with a teacher and beginnings
-    of the vectors.
+    of the vectors; in `half` in float16, whose loss is scaled.
     """
     one, two = train("mirrored_bi_encoder.py", tmp_path, 1), train("mirrored_bi_encoder.py", tmp_path, 2)
     names = ("loss", "contrastive_loss", "contrastive_accuracy")
@@ -24,3 +24,9 @@ def test_two_devices_equal_one(tmp_path):
         for name in weights:
             np.testing.assert_allclose(other_weights[name], weights[name], atol=2e-5, err_msg=f"{run} {name}")
         assert run == "cached" or logs["loss"][-1] < logs["loss"][0]
+    start, alone, together = (
+        np.concatenate([array.ravel() for array in weights.values()])
+        for _, weights in (one["start"], one["half"], two["half"])
+    )
+    # Rounded to float16 at other places, scaled and clipped the same.
+    assert np.linalg.norm(together - alone) < 0.05 * np.linalg.norm(alone - start)

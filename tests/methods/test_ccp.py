@@ -125,6 +125,18 @@ def test_what_enters_the_bank(enqueue, sides):
     assert to_numpy(ccp.bank.bank_filled).tolist() == [len(expected), 0]
 
 
+@pytest.mark.parametrize("exclude_positives", [False, True])
+def test_the_chance_is_the_loss_of_vectors_that_tell_nothing(exclude_positives):
+    ccp = ccp_of(learning_rate=0.0, exclude_positives=exclude_positives, bank_size=10)
+    ccp.head.projection.kernel.assign(0 * ccp.head.projection.kernel)
+    ccp.head.projection.bias.assign(0 * ccp.head.projection.bias + 1)
+    for step in range(2):  # the bank is empty in the first
+        batch = toy.context_batch(step)
+        assert pairs({name: batch[name] for name in ROWS})[0].sum(1).max() > 1  # several positives
+        logs = run(ccp, batch)
+        assert logs["context_chance"] == pytest.approx(logs["context_loss"], rel=1e-5)
+
+
 def test_no_bank_and_the_mean_of_the_states():
     ccp = ccp_of(bank_size=0, pooling="mean")
     assert ccp.bank is None

@@ -22,3 +22,21 @@ def test_vectors_equal_those_of_sentence_transformers():
     with pytest.warns(UserWarning, match="`maxlen`"):
         vectors = encoder.encode(TEXTS)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("tanh", [True, False])
+def test_a_dense_stage_behind_the_first_token_is_a_pooler(tanh, tmp_path):
+    """As in LaBSE's folder, whose vectors come out of one."""
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+
+    folder = str(Path(package.__file__).parent / "model")
+    torch.manual_seed(0)
+    activation = torch.nn.Tanh() if tanh else torch.nn.Identity()
+    dense = models.Dense(384, 384, activation_function=activation)
+    stages = [models.Transformer(folder), models.Pooling(384, pooling_mode="cls"), dense, models.Normalize()]
+    theirs = SentenceTransformer(modules=stages, device="cpu")
+    theirs.save(str(tmp_path / "model"))
+    ours = SentenceEncoder.from_pretrained(tmp_path / "model")
+    assert (ours.pooling, ours.encoder.with_pool, ours.normalize) == ("pooler", True if tanh else "linear", True)
+    np.testing.assert_allclose(ours.encode(TEXTS[:4]), theirs.encode(TEXTS[:4]), atol=1e-5)

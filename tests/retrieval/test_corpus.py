@@ -35,11 +35,12 @@ class Model:
     def fingerprint(self):
         return self.of_model
 
-    def encode_queries(self, texts, show_progress):
+    def encode_queries(self, texts, batch_size, show_progress):
         return encode(texts)
 
-    def encode_passages(self, texts, show_progress):
+    def encode_passages(self, texts, batch_size, show_progress):
         assert show_progress is False  # the bar is the corpus'
+        self.batch_size = batch_size
         return encode([self.passage_prefix + text for text in texts])
 
 
@@ -390,6 +391,32 @@ def test_load_refuses_another_model_and_knows_the_right_one(tmp_path):
         assert len(EncodedCorpus.load(tmp_path / "enc", model)) == 40
     with pytest.raises(ValueError, match="encoded with the model one, but `model` is two"):
         EncodedCorpus.load(tmp_path / "enc", Model("two"))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_load_refuses_a_model_that_would_have_encoded_otherwise(num_shards, tmp_path):
+    for shard_index in range(num_shards):
+        encode_corpus(Model(prefix="p: "), DOCUMENTS, tmp_path, num_shards=num_shards, shard_index=shard_index)
+    with pytest.raises(ValueError, match="`passage_prefix` was 'p: ', is ''"):
+        EncodedCorpus.load(tmp_path, Model())
+    with pytest.raises(ValueError, match="`similarity` was 'cosine', is 'dot'"):
+        EncodedCorpus.load(tmp_path, Model(prefix="p: ", similarity="dot"))
+    assert len(EncodedCorpus.load(tmp_path, Model(prefix="p: "))) == 40
+
+
+def test_a_model_without_a_similarity_of_its_own_takes_that_of_the_corpus(tmp_path):
+    model = Model(similarity="dot")
+    encode_corpus(model, DOCUMENTS, tmp_path)
+    del model.similarity
+    assert EncodedCorpus.load(tmp_path, model).similarity == "dot"
+
+
+def test_the_size_of_batches_reaches_the_model(tmp_path):
+    model = Model()
+    encode_corpus(model, DOCUMENTS, tmp_path / "enc", batch_size=5)
+    assert model.batch_size == 5
+    with pytest.raises(ValueError, match="`batch_size`.*0"):
+        encode_corpus(model, DOCUMENTS, tmp_path / "other", batch_size=0)
 
 
 def test_load_refuses_what_is_not_one_whole_corpus(tmp_path):

@@ -113,6 +113,13 @@ def test_a_teacher_takes_out_what_it_holds_for_an_answer_and_leaves_its_scores()
     assert ids(mined)[0] == ["d4", "d6", "d7"]
 
 
+def test_a_teacher_of_a_query_whose_positive_is_blank():
+    """There is no positive to be below of: what the search finds is a negative."""
+    collection = RetrievalCollection({**line(5), "blank": " "}, {"q": "query"}, {"q": {"blank": 1}})
+    [mined] = mine(collection, 2, teacher=lambda pairs: [float(text[5:]) for _, text in pairs])
+    assert ids([mined]) == [["d0", "d1"]] and list(mined.negative_scores) == [0.0, 1.0]
+
+
 def test_a_run_gives_candidates():
     documents = {"a": "slip flow wing", "b": "slip flow", "c": "flow of heat", "d": "nothing", "e": "slip"}
     collection = RetrievalCollection(documents, {"q": "slip flow"}, {"q": {"a": 1}})
@@ -131,10 +138,10 @@ def test_models_are_asked_in_their_own_way():
     class Model:
         similarity, passage_prefix = "dot", "p: "
 
-        def encode_queries(self, texts, show_progress):
+        def encode_queries(self, texts, batch_size, show_progress):
             return np.ones((len(texts), 1))
 
-        def encode_passages(self, texts, show_progress):
+        def encode_passages(self, texts, batch_size, show_progress):
             return np.array([[float(text)] for text in texts])
 
         @property

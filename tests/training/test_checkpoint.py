@@ -71,18 +71,21 @@ def test_resumed_run_with_averages_validation_and_several_steps_an_execution(tmp
     assert differences(plain, result) == []
 
 
-def test_run_stopped_by_another_callback_goes_on_within_the_epoch(tmp_path, uninterrupted):
+@pytest.mark.parametrize("options", [{}, {"validation_data": VALIDATION}])
+def test_run_stopped_by_another_callback_goes_on_within_the_epoch(options, tmp_path, uninterrupted):
+    """Keras validates what was stopped, too, with the metrics that hold the means of the training."""
+
     class Ends(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = int(self.model.optimizer.iterations) == 6
 
     model, data = build(), Batches()
     checkpoint = TrainingCheckpoint(tmp_path, data)
-    fit(model, data, checkpoint, [Ends()])
+    fit(model, data, checkpoint, [Ends()], **options)
     assert checkpoint.latest.name == "step-00000006" and len(checkpoint.history) == 1
     model, data = build(), Batches()
     checkpoint = TrainingCheckpoint(tmp_path, data)
-    fit(model, data, checkpoint)
+    fit(model, data, checkpoint, **options)
     losses = np.array([entry["loss"] for entry in checkpoint.history])
     assert differences(uninterrupted, {**everything(model), "loss": losses}) == []
 
@@ -202,6 +205,27 @@ def test_best_model_and_validation_use_the_averaged_weights(tmp_path):
     np.testing.assert_allclose(checkpoint.best["value"], averaged, rtol=1e-6)
     assert abs(raw - averaged) > 1e-3
     assert (tmp_path / "best" / "model.weights.h5").exists()
+
+
+def test_run_interrupted_within_its_validation_goes_on_with_the_same_objects(tmp_path):
+    """As in a notebook: the averages were in the model's place then, and what is restored must not be exchanged."""
+    validations = iter(range(9))
+
+    def interrupt(logs):
+        if next(validations) == 1:
+            raise KeyboardInterrupt
+
+    plain = quick(use_ema=True)
+    data = Batches()
+    fit(plain, data, TrainingCheckpoint(tmp_path / "plain", data, "val_loss"), validation_data=VALIDATION)
+    model, data = quick(use_ema=True), Batches()
+    checkpoint = TrainingCheckpoint(tmp_path / "run", data, "val_loss")
+    once = keras.callbacks.LambdaCallback()
+    once.on_test_end = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[once, checkpoint], validation_data=VALIDATION)
+    fit(model, data, checkpoint, validation_data=VALIDATION)
+    assert differences(everything(plain), everything(model)) == []
 
 
 def test_averages_are_exchanged_without_rounding():

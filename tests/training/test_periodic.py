@@ -64,6 +64,15 @@ def test_steps(every_steps, steps):
     assert history["updates"] == [4, 8]
 
 
+def test_steps_of_an_optimizer_that_gathers_several_batches():
+    """Counted are updates, not batches."""
+    model = build(run_eagerly=True)
+    model.compile(keras.optimizers.SGD(1e-2, gradient_accumulation_steps=2), "mse", run_eagerly=True)
+    probe = PeriodicEvaluation(mean_output(model), every_steps=1)
+    train(model, probe, epochs=2)
+    assert [entry["step"] for entry in probe.history] == [1, 2, 3, 4]
+
+
 def test_several_steps_in_one_call():
     model = build(steps_per_execution=3)
     probe = PeriodicEvaluation(mean_output(model), every_steps=2)

@@ -1,0 +1,74 @@
+"""What mteb calls, with a model that notes how it is called; the real library is in test_parity_mteb.py."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from simretro.evaluation import MtebEncoder
+
+TASK = {"task_metadata": SimpleNamespace(name="toy"), "hf_split": "test", "hf_subset": "default"}
+BATCHES = [{"text": ["a", "bb"], "title": ["", ""]}, {"text": ["ccc"]}]
+
+
+class Encoder:
+    """A text becomes its length and a number that tells which function encoded it."""
+
+    def __init__(self):
+        self.options = []
+
+    def _vectors(self, texts, number, options):
+        self.options.append(options)
+        return np.array([[len(text), number] for text in texts], "float32")
+
+    def encode(self, texts, **options):
+        return self._vectors(texts, 1, options)
+
+
+class Towers(Encoder):
+    similarity, passage_prefix = "dot", ""
+    passage_sentence_encoder = SimpleNamespace(fingerprint=lambda: "0123")
+
+    def encode_queries(self, texts, **options):
+        return self._vectors(texts, 2, options)
+
+    def encode_passages(self, texts, **options):
+        return self._vectors(texts, 3, options)
+
+
+@pytest.mark.parametrize("prompt_type, number", [("query", 2), ("document", 3), (None, 2)])
+def test_passages_and_queries(prompt_type, number):
+    towers = Towers()
+    vectors = MtebEncoder(towers).encode(BATCHES, prompt_type=prompt_type, batch_size=7, **TASK)
+    np.testing.assert_array_equal(vectors, [[1, number], [2, number], [3, number]])
+    assert towers.options == [{"batch_size": 7, "show_progress": False}]
+
+
+def test_models_with_one_encoder():
+    assert MtebEncoder(Encoder()).encode(BATCHES, prompt_type="document", **TASK)[:, 1].tolist() == [1, 1, 1]
+
+
+def test_similarity_is_that_of_the_model():
+    first, second = np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[4.0, 3.0], [0.0, 2.0]])
+    dot, cosine = MtebEncoder(Towers()), MtebEncoder(Encoder())
+    np.testing.assert_allclose(dot.similarity(first, second), [[24, 8], [0, 0]])
+    np.testing.assert_allclose(cosine.similarity(first, second), [[0.96, 0.8], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(dot.similarity_pairwise(first, second), [24, 0])
+    np.testing.assert_allclose(cosine.similarity_pairwise(first, second), [0.96, 0], rtol=1e-6)
+    np.testing.assert_allclose(cosine.similarity(first[0], second[0]), [[0.96]], rtol=1e-6)  # one vector each
+    np.testing.assert_allclose(MtebEncoder(Encoder(), similarity="dot").similarity(first[:1], second[:1]), [[24]])
+
+
+def test_the_revision_is_the_fingerprint():
+    assert MtebEncoder(Towers()).revision == "0123" and MtebEncoder(Towers(), revision="v1").revision == "v1"
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: MtebEncoder(Encoder(), "plain"), "`name` must be like 'organization/model'.*'plain'"),
+    (lambda: MtebEncoder(len), "`model` must have `encode`; received builtin_function_or_method"),
+    (lambda: MtebEncoder(Encoder(), similarity="l2"), "`similarity` must be one of"),
+    (lambda: MtebEncoder(Encoder()).encode([{"image": [0]}], **TASK), "The task toy has no texts, only image"),
+])  # fmt: skip
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
