@@ -72,11 +72,13 @@ def test_variables_are_those_of_the_configuration(family):
 
 def test_new_weights_are_those_of_bert():
     """Truncated normal of `initializer_range` for kernels and tables, zero biases, identity norms."""
+    keras.utils.set_random_seed(0)
     config = nb.tiny_config(vocab_size=400, hidden_size=64, embedding_size=64, initializer_range=0.05)
     for variable in build_transformer_model(config, with_pool="linear", with_mlm="linear").weights:
         value, leaf = to_numpy(variable), variable.path.split("/")[-1]
         if leaf in ("kernel", "embeddings"):
-            assert np.abs(value).max() <= 0.1 + 1e-6, variable.path
+            # On torch, Keras draws a number at most four times: one of 200,000 is beyond the limit.
+            assert (np.abs(value) > 0.1 + 1e-6).mean() < 1e-4, variable.path
             if value.size > 2000:
                 assert 0.04 < value.std() < 0.055, variable.path
         else:
