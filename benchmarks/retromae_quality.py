@@ -92,13 +92,12 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def new_encoder(texts, seed, options):
-    """(encoder, tokenizer) to begin with."""
+def new_encoder(tokenizer, seed, options):
+    """(encoder, tokenizer) to begin with; with --init those of the checkpoint."""
     keras.utils.set_random_seed(seed)
     if options.init:
         started = {"dropout_rate": 0.0, "new_parts": ("mlm_head",), "with_mlm": "linear", "dtype": options.dtype}
         return load_pretrained(options.init, **started)[:2]
-    tokenizer = train_wordpiece(texts, VOCAB_SIZE)
     config = {**CONFIG, "vocab_size": tokenizer.vocab_size}
     return build_transformer_model(config, with_mlm="linear", dtype=options.dtype), tokenizer
 
@@ -155,11 +154,12 @@ def run_all(options):
         for folder in options.collections:
             collections = [read_beir(folder, split) for split in ("train", "dev", "test")]
             texts = [text for text in collections[0].documents.values() if text.strip()]
+            learnt = None if options.init else train_wordpiece(texts, VOCAB_SIZE)
             for objective in (UNTRAINED, *options.objectives):
                 key = folder.name, objective, seed
                 if key in done:
                     continue
-                encoder, tokenizer = new_encoder(texts, seed, options)
+                encoder, tokenizer = new_encoder(learnt, seed, options)
                 logs = {}
                 if objective != UNTRAINED:
                     logs = pretrain(encoder, tokenizer, texts, objective, seed, options)

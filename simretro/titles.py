@@ -22,10 +22,10 @@ def begins_with_title(text: str, title: str) -> bool:
     beginning = " ".join(text.split(None, len(words))[: len(words)]).casefold()
     title = " ".join(words).casefold()
     behind = beginning[len(title) :][:1]
-    is_within_word = _is_of_word(title[-1:]) and _is_of_word(behind) and behind < "\u2e80"
+    is_within_word = is_of_word(title[-1:]) and is_of_word(behind) and behind < "\u2e80"
     return beginning.startswith(title) and not is_within_word
 
 
-def _is_of_word(character):
-    # In Hindi and others a word may end with a mark.
+def is_of_word(character: str) -> bool:
+    """Whether a character, or none, is a letter, a digit or a mark: in Hindi and others a word may end with a mark."""
     return character.isalnum() or (character != "" and unicodedata.category(character).startswith("M"))

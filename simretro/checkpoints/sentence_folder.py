@@ -65,10 +65,10 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
             extras["pooling"] = _pooling(place / "config.json")
         elif kind == "Normalize":
             extras["normalize"] = True
-        elif kind == "Dense" and _is_pooler(place, extras):
-            extras |= {"pooling": "pooler", "pooler_folder": place}
-            extras["with_pool"] = _dense_config(place)["activation_function"] == _TANH or "linear"
-        elif kind == "Dense" and _is_projection(place, extras):
+        elif kind == "Dense" and _is_pooler(config := _dense_config(place), extras):
+            with_pool = config["activation_function"] == _TANH or "linear"
+            extras |= {"pooling": "pooler", "pooler_folder": place, "with_pool": with_pool}
+        elif kind == "Dense" and _is_projection(config, extras):
             extras["projection_folder"] = place
         elif kind != "Dropout":  # which does nothing outside training
             others.append(kind)
@@ -160,16 +160,14 @@ def _dense_config(folder):
     return read_json(path) if path.is_file() and (folder / _DENSE_FILE).is_file() else {}
 
 
-def _is_pooler(folder, extras):
+def _is_pooler(config, extras):
     """Whether a dense stage is what BERT has as its pooler: right behind the first token's state, and as wide."""
-    config = _dense_config(folder)
     behind = extras.get("pooling") == "cls" and "projection_folder" not in extras and not extras["normalize"]
     square = config.get("in_features") == config.get("out_features")
     return behind and square and bool(config.get("bias")) and config.get("activation_function") in (_LINEAR, _TANH)
 
 
-def _is_projection(folder, extras):
-    config = _dense_config(folder)
+def _is_projection(config, extras):
     first = "pooling" in extras and "projection_folder" not in extras
     return first and config.get("bias") is False and config.get("activation_function") == _LINEAR
 

@@ -12,6 +12,7 @@ from simretro.evaluation.collections import RetrievalCollection
 from simretro.evaluation.ranking import RetrievalResult, retrieval_metrics
 from simretro.retrieval import EncodedCorpus
 from simretro.retrieval.encoders import SIMILARITIES, vectors_of
+from simretro.titles import is_of_word
 
 # Scripts that put no blanks between words: Chinese and Japanese; Thai and Lao, Burmese, Khmer, Burmese again.
 _IDEOGRAPHS = (0x3040, 0x3100), (0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x40000)
@@ -156,7 +157,7 @@ def _words(text):
     # With 16 bits `re` has a table; that a character is none of those beyond, it finds out range by range. Emoji are no
     # reason for that, only letters and marks.
     beyond = set(_BEYOND_16_BITS.findall(text))
-    words, joiners = _patterns(0x110000 if any(map(_is_of_word, beyond)) else 0x10000)
+    words, joiners = _patterns(0x110000 if any(map(is_of_word, beyond)) else 0x10000)
     if any(joiner in text for joiner in _JOINERS):
         text = joiners.sub("", text)
     return words.findall(text)
@@ -176,10 +177,6 @@ def _patterns(limit):
     letters, marks, unspaced = map(_class_of, (letters - unspaced, marks, unspaced))
     words = f"[{unspaced}][{marks}]*|[{letters}][{letters}{marks}]*"
     return re.compile(words), re.compile(f"(?<=[{marks}])[{_JOINERS}]+|[{_JOINERS}]+(?=[{marks}])")
-
-
-def _is_of_word(character):
-    return character.isalnum() or unicodedata.category(character)[0] == "M"
 
 
 def _class_of(codes):

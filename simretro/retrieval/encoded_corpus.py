@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from simretro.arguments import check_int
 from simretro.retrieval.corpus import CALIBRATION, IDS, MANIFEST, PROGRESS, VECTORS, read_json, setting_differences
-from simretro.retrieval.encoders import encoders_of, fingerprint_of
+from simretro.retrieval.encoders import fingerprint_of
 from simretro.retrieval.exact import exact_search, rescore
 from simretro.retrieval.index import normalize_rows
 from simretro.retrieval.stored_vectors import StoredRows, hamming_search, scale_of, stored_dtype, stored_width
@@ -130,7 +130,7 @@ def _check_model(folder, settings, model):
         )
     if model is None or isinstance(model, str) or wanted is None:
         return
-    own = {"passage_prefix": encoders_of(model).passage_prefix}
+    own = {"passage_prefix": getattr(model, "passage_prefix", "")}
     if hasattr(model, "similarity"):  # other models are compared as the caller says
         own["similarity"] = model.similarity
     if differences := setting_differences({name: settings[name] for name in own}, own):

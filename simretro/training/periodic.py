@@ -53,21 +53,19 @@ class PeriodicEvaluation(keras.callbacks.Callback):
         self.evaluate, self.every_steps, self.name = evaluate, every_steps, name
         self.history: list[dict] = []
         self._first = self._step = 0
-        self._one_by_one = True
 
     def on_train_begin(self, logs=None):
         self.history = []
 
     def on_epoch_begin(self, epoch, logs=None):
         self._first = self._step = updates_done(self.model.optimizer)
-        self._one_by_one = updates_each_batch(self.model.optimizer)
 
     def on_train_batch_end(self, batch, logs=None):
         if self.every_steps is None:
             return
-        before = self._step
+        before, optimizer = self._step, self.model.optimizer
         # Where it can be counted from the beginning of the epoch: to ask the optimizer is to wait for the device.
-        self._step = self._first + batch + 1 if self._one_by_one else updates_done(self.model.optimizer)
+        self._step = self._first + batch + 1 if updates_each_batch(optimizer) else updates_done(optimizer)
         if self._step // self.every_steps > before // self.every_steps:
             self._run(updates_done(self.model.optimizer))
 

@@ -78,7 +78,8 @@ def test_new_weights_are_those_of_bert():
         value, leaf = to_numpy(variable), variable.path.split("/")[-1]
         if leaf in ("kernel", "embeddings"):
             # On torch, Keras draws a number at most four times: one of 200,000 is beyond the limit.
-            assert (np.abs(value) > 0.1 + 1e-6).mean() < 1e-4, variable.path
+            share_beyond = 1e-4 if keras.backend.backend() == "torch" else 0
+            assert (np.abs(value) > 0.1 + 1e-6).mean() <= share_beyond, variable.path
             if value.size > 2000:
                 assert 0.04 < value.std() < 0.055, variable.path
         else:
