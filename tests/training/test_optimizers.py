@@ -62,6 +62,51 @@ def test_clipping_is_per_variable_or_global(clip, sizes):
     np.testing.assert_allclose(first, expected, rtol=1e-6)
 
 
+def numpy_adamw(weights, gradients, rate, decay, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    """Loshchilov and Hutter 2019, algorithm 2, in float64, with epsilon beside the uncorrected root as Keras has it."""
+    first, second = np.zeros_like(weights), np.zeros_like(weights)
+    for step, gradient in enumerate(gradients, start=1):
+        weights = weights - rate * decay * weights
+        first = beta_1 * first + (1 - beta_1) * gradient
+        second = beta_2 * second + (1 - beta_2) * gradient**2
+        corrected = rate * np.sqrt(1 - beta_2**step) / (1 - beta_1**step)
+        weights = weights - corrected * first / (np.sqrt(second) + epsilon)
+    return weights
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_updates_are_those_of_the_paper(amsgrad):
+    generator = np.random.default_rng(0)
+    start = generator.normal(size=(5, 3))
+    # Gradients that grow keep the largest second moment the latest one, so AMSGrad's update is Adam's.
+    gradients = [generator.choice([-1.0, 1.0], (5, 3)) * (step + 1) for step in range(6)]
+    variable = keras.Variable(start.astype("float32"), name="kernel")
+    optimizer = AdamW(0.01, 0.1, amsgrad=amsgrad)
+    for gradient in gradients:
+        optimizer.apply([ops.convert_to_tensor(gradient, "float32")], [variable])
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(variable), numpy_adamw(start, gradients, 0.01, 0.1), rtol=2e-5, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("clip", [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}])
+def test_a_table_moves_alike_whether_rows_are_looked_up_or_multiplied(clip):
+    """The gradient of a lookup on TensorFlow lists rows, a row that is read twice two times: they count as their sum."""
+    ids = np.array([[0, 3, 1, 1], [5, 1, 3, 3]], "int32")
+    start = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    tables = []
+    for layer, inputs in ((keras.layers.Embedding(7, 4), ids), (keras.layers.Dense(4, use_bias=False), np.eye(7)[ids])):
+        model = keras.Sequential([layer])
+        model.compile(AdamW(0.01, 0.1, **clip), "mse")
+        model.build(inputs.shape)
+        layer.set_weights([start])
+        for _ in range(3):
+            model.train_on_batch(inputs, np.ones((2, 4, 4), "float32"))
+        tables.append(layer.get_weights()[0])
+    assert np.abs(tables[0] - start).min() > 1e-5
+    np.testing.assert_allclose(*tables, rtol=1e-5, atol=1e-6)
+
+
 def test_averages_follow_the_weights():
     optimizer = build_optimizer("adamw", 0.1, weight_decay=0.0, use_ema=True, ema_momentum=0.5)
     variable = keras.Variable(np.array([1.0], "float32"), name="kernel")
