@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,6 +24,17 @@ def check_int(name: str, value, least: int | None = None, why: str = "") -> int:
         bound = "" if least is None else f" of at least {least}"
         raise ValueError(f"`{name}` must be an int{bound}{why and f', since {why}'}; received {value!r}.")
     return int(value)
+
+
+def plain(value):
+    """NumPy's numbers as Python's, which JSON and lists know; in dicts, lists and tuples too. All else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(entry) for entry in value)
+    return value
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import os
+import warnings
 import zlib
 from collections.abc import Iterator
 from typing import IO
@@ -33,11 +34,17 @@ def iter_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
 
 def iter_whole_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
     """As `iter_lines`, with the blank lines, and with the line ends."""
-    path, line = os.fspath(path), 0
+    path, line, raw = os.fspath(path), 0, b""
     with open_binary(path) as file:
         try:
             for line, raw in enumerate(file, start=1):  # a binary file is split at b"\n" and nowhere else
                 yield line, decode(raw, f"{path}, line {line}")
+            if line == 1 and b"\r" in raw.rstrip():
+                warnings.warn(
+                    f'{path}: has one line, since lines end at "\\n"; there are {raw.count(13)} "\\r" in it. If these are '
+                    "its line ends, convert it.",
+                    stacklevel=2,
+                )
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise _damaged(path, line, error) from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simretro.arguments import check_int, warn
+from simretro.arguments import check_int, plain, warn
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -22,6 +22,13 @@ def test_all_else_is_named(value):
     assert repr(value) in str(error.value)
     with pytest.raises(ValueError, match="`n` must be an int; received 0.5"):
         check_int("n", 0.5)
+
+
+def test_numpy_numbers_become_plain_and_all_else_stays():
+    given = {"a": np.int64(3), "b": [np.float32(0.5), (np.bool_(True), "x")], "c": None}
+    found = plain(given)
+    assert found == {"a": 3, "b": [0.5, (True, "x")], "c": None}
+    assert [type(value) for value in (found["a"], found["b"][0], found["b"][1][0])] == [int, float, bool]
 
 
 def test_a_warning_names_the_line_outside_of_the_package():

@@ -542,3 +542,28 @@ def test_another_process_may_put_the_folder_back_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", late)
     assert not recover_folder(tmp_path / "model")
     assert (tmp_path / "model" / "a").read_bytes() == b"old"
+
+
+def test_names_may_be_as_long_as_the_file_system_allows(tmp_path):
+    name = "中" * 85  # 255 bytes
+    for content in ("1", "2"):
+        with atomic_folder(tmp_path / name) as folder:
+            (folder / "a").write_text(content)
+    assert (tmp_path / name / "a").read_text() == "2"
+    with atomic_file(tmp_path / f"f{name[1:]}", "w") as file:
+        file.write("3")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_file_facts_tell_files_of_one_size_and_time_apart(tmp_path):
+    size = 200_000
+    found = []
+    for folder, content in (("a", b"x" * size), ("b", b"y" + b"x" * (size - 1)), ("c", b"x" * (size - 1) + b"y")):
+        path = tmp_path / folder / "docs.txt"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        os.utime(path, (1, 1))
+        found.append(files.file_facts(path))
+    assert found[0] != found[1] != found[2] != found[0]
+    shutil.copy2(tmp_path / "a/docs.txt", tmp_path / "docs.txt")
+    assert files.file_facts(tmp_path / "docs.txt") == found[0]

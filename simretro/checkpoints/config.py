@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from simretro.arguments import plain
 from simretro.checkpoints.checkpoint import CheckpointError
 
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "roformer")
@@ -46,10 +47,11 @@ def read_json(path: str | Path, kind: type = dict):
 def checked_facts(facts: Mapping | None) -> dict:
     """Facts to be written with a model; raises TypeError or ValueError for what is no JSON: NaN and infinity, too."""
     try:
-        json.dumps(dict(facts or {}), allow_nan=False)
+        facts = plain(facts or {})
+        json.dumps(facts, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise type(error)(f"`facts` must be JSON values, in which NaN and infinity are None: {error}.") from error
-    return dict(facts or {})
+    return facts
 
 
 def read_config(path: str | Path) -> dict:
@@ -81,7 +83,7 @@ def normalize_config(config: Mapping, source: str = "`config`") -> dict:
     missing = [key for key in _REQUIRED if key not in given]
     if missing:
         raise CheckpointError(f"{source} lacks {', '.join(f'`{key}`' for key in missing)}. Is it a `bert_config.json`?")
-    full = {**_defaults(given, model_type), **{key: given[key] for key in _keys() if key in given}}
+    full = {**_defaults(given, model_type), **{key: plain(given[key]) for key in _keys() if key in given}}
     full["model_type"] = model_type
     if model_type == "roformer":
         full["position_embedding_type"] = "rotary"

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from simretro.arguments import check_int
+from simretro.data.settings import Settings
 
 SHORTEST_ROW = 3  # [CLS], a token, [SEP]
 
 
 @dataclass(frozen=True)
-class WindowSettings:
+class WindowSettings(Settings):
     """The settings of `ContextWindows`, which explains them; `check` refuses what is out of range."""
 
     pairs_per_batch: int

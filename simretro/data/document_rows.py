@@ -9,6 +9,7 @@ from simretro.arguments import check_int
 from simretro.data.document_table import DocumentTable
 from simretro.data.masking import choose_masked, corrupt, listed
 from simretro.data.plan import BATCH_STREAM, PLAN_STREAM
+from simretro.data.settings import Settings
 from simretro.data.table import ranges
 from simretro.data.windows import Windows
 from simretro.tokenizers.rows import round_up
@@ -17,7 +18,7 @@ _SURE_SHORT_FACTOR = 4
 
 
 @dataclass(frozen=True)
-class DocumentSettings:
+class DocumentSettings(Settings):
     """The settings of `MaskedDocuments`, which explains them; `check` refuses what is out of range."""
 
     rows_per_batch: int

@@ -19,10 +19,11 @@ from simretro.data.documents import Document, as_documents, document_files, iter
 from simretro.data.sentences import SentenceSplitter
 from simretro.data.table import FileColumn, MemoryColumn, map_column
 from simretro.data.table_folder import read_facts, write_facts
-from simretro.files import atomic_folder
+from simretro.files import atomic_folder, file_facts
 
 _CHARACTERS_AT_A_TIME = 1 << 22
 _FORMAT = 1
+_LONGEST_STEM = 40  # characters of the source's name in that of a folder
 _COLUMNS = {"token_ids": "int32", "document_starts": "int64", "sentence_starts": "int64", "word_starts": "bool"}
 
 
@@ -82,7 +83,7 @@ class TableMaker:
     def cached(self, path: str | Path, text_files: str, cache_dir: str | Path) -> DocumentTable:
         """As `write`, in a folder below `cache_dir` that is used again for the same documents and the same words."""
         files = document_files(path)
-        folder = Path(cache_dir) / f"{Path(path).stem}-{self._key(files, path, text_files)}"
+        folder = Path(cache_dir) / f"{Path(path).stem[:_LONGEST_STEM]}-{self._key(files, path, text_files)}"
         if folder.is_dir():
             try:
                 return _read(folder)
@@ -93,7 +94,7 @@ class TableMaker:
         return _read(folder, check=False)
 
     def _key(self, files, path, text_files):
-        facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        facts = [(str(file.relative_to(path)), *file_facts(file)) for file in files]
         # Not every callable has both names.
         names = self.segment and [getattr(self.segment, a, None) for a in ("__module__", "__qualname__")]
         facts += [_FORMAT, self.tokenizer.fingerprint(), text_files, names, self.whole_word]

@@ -83,11 +83,7 @@ def document_files(path: str | Path) -> list[Path]:
         if not path.name.lower().endswith(_ENDINGS):
             raise ValueError(f"{path}: the name must end in {', '.join(_ENDINGS)}, which tells how to read the file.")
         return [path]
-    found = [
-        (file.relative_to(path), file)
-        for file in path.rglob("*")
-        if file.name.lower().endswith(_ENDINGS) and file.is_file()
-    ]
+    found = [(file.relative_to(path), file) for file in _walk(path) if file.name.lower().endswith(_ENDINGS)]
     files = [file for name, file in sorted(found) if not any(part.startswith(".") for part in name.parts)]
     # They are no documents, and those of a test set would be seen in pre-training.
     queries = [file for file in files if _is_beir_queries(file)]
@@ -99,6 +95,16 @@ def document_files(path: str | Path) -> list[Path]:
             f"{path}: the folder holds no documents; it must have files that end in {', '.join(_ENDINGS)}."
         )
     return files
+
+
+def _walk(path, above=()):
+    """All files below a folder, those in linked folders too; a link to a folder above is not followed."""
+    here = path.resolve()
+    for entry in path.iterdir():
+        if entry.is_file():
+            yield entry
+        elif entry.is_dir() and entry.resolve() not in (*above, here):
+            yield from _walk(entry, (*above, here))
 
 
 def iter_files(files: Iterable[Path], path: str | Path, text_files: str = "lines") -> Iterator[Document]:

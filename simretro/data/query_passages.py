@@ -10,6 +10,7 @@ from simretro.arguments import check_int, warn
 from simretro.data.document_rows import RowPlanner
 from simretro.data.epochs import EpochDataset
 from simretro.data.query_table import QueryTable, build_query_table
+from simretro.data.settings import Settings
 from simretro.data.table import ranges
 from simretro.data.training_queries import TrainingQuery, as_training_queries
 from simretro.tokenizers import TruncationWarning
@@ -19,7 +20,7 @@ _KEYS_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
-class QuerySettings:
+class QuerySettings(Settings):
     """The settings of `QueryPassages`, which explains them; `check` refuses what is out of range."""
 
     queries_per_batch: int

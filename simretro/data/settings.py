@@ -1,12 +1,21 @@
 """What can be set of the batches of pairs, and what these settings must be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from simretro.arguments import check_int
+from simretro.arguments import check_int, plain
 
 
 @dataclass(frozen=True)
-class PairSettings:
+class Settings:
+    """Settings of a data set, which a checkpoint keeps: NumPy's numbers become Python's."""
+
+    def __post_init__(self):
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+
+
+@dataclass(frozen=True)
+class PairSettings(Settings):
     """The settings of `SimilarPairs`, which explains them; `check` refuses what is out of range."""
 
     pairs_per_batch: int

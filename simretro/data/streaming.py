@@ -15,9 +15,10 @@ from simretro.data.groups import iter_groups
 from simretro.data.pairs import SimilarPairs
 from simretro.data.table import FileColumn, GroupTable, SharedTexts, build_table, map_column
 from simretro.data.table_folder import read_facts, write_facts
-from simretro.files import atomic_folder
+from simretro.files import atomic_folder, file_facts
 
 _FORMAT = 3
+_LONGEST_STEM = 40  # characters of the source's name in that of a folder
 _COLUMNS = {"token_ids": "int32", "text_starts": "int64", "group_starts": "int64", "units": "uint16"}
 _SHARED = ("texts", "numbers", "starts", "groups")
 
@@ -66,7 +67,7 @@ class StreamingSimilarPairs(SimilarPairs):
             except BaseException:
                 remove()
                 raise
-        folder = Path(self._cache_dir) / f"{Path(path).stem}-{_key(path, *settings)}"
+        folder = Path(self._cache_dir) / f"{Path(path).stem[:_LONGEST_STEM]}-{_key(path, *settings)}"
         if folder.is_dir():
             try:
                 return _read_table(folder)
@@ -81,10 +82,9 @@ class StreamingSimilarPairs(SimilarPairs):
 
 
 def _key(path, tokenizer, limit, segment, whole_word):
-    status = Path(path).stat()
     # Not every callable has both names.
     names = None if segment is None else [getattr(segment, a, None) for a in ("__module__", "__qualname__")]
-    facts = [_FORMAT, status.st_size, status.st_mtime_ns, tokenizer.fingerprint(), limit, names, whole_word]
+    facts = [_FORMAT, *file_facts(path), tokenizer.fingerprint(), limit, names, whole_word]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

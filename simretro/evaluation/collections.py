@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from simretro.arguments import warn
 from simretro.evaluation.ranking import Qrels
 from simretro.evaluation.trec import read_qrels
@@ -43,7 +45,7 @@ class RetrievalCollection:
                     raise ValueError(f"`{name}` must map str to str; received {key!r}: {short(text)}.")
         for query, grades in self.qrels.items():
             for document, grade in grades.items():
-                if isinstance(grade, bool) or not isinstance(grade, int):
+                if isinstance(grade, bool) or not isinstance(grade, int | np.integer):
                     raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
         problems = _unknown(self.documents, self.queries, self.qrels)
         if problems:

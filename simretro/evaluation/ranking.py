@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simretro.arguments import check_int, warn
+from simretro.arguments import check_int, plain, warn
 from simretro.evaluation.bootstrap import bootstrap_interval
 
 Run = Mapping[str, Mapping[str, float]]  # {query id: {document id: score}}, a higher score is better
@@ -67,7 +67,7 @@ def retrieval_metrics(
         query: {document: float(len(documents) - place) for place, document in enumerate(documents)}
         for query, documents in order.items()
     }
-    judged = {query: dict(qrels[query]) for query in counted}
+    judged = {query: plain(qrels[query]) for query in counted}  # the library takes no NumPy numbers
     values = {measure: dict.fromkeys(counted, 0.0) for measure in measures.values()}
     for found in _ir_measures().iter_calc(list(values), judged, ordered):
         values[found.measure][found.query_id] = float(found.value)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from simretro.arguments import check_int
+from simretro.arguments import check_int, plain
 from simretro.data.epochs import EpochDataset
 from simretro.losses import fused_cross_entropy
 from simretro.models import SentenceEncoder, load_pretrained, write_folder
@@ -302,7 +302,7 @@ class EncoderMethod(AdditiveLossModel):
             )
 
     def _settings(self):
-        return {name: getattr(self, name) for name in self.settings_names}
+        return {name: plain(getattr(self, name)) for name in self.settings_names}
 
     def get_config(self):
         """The tokenizer is no part of a `.keras` file: use `save_pretrained` to keep it."""

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from simretro.arguments import check_int
+from simretro.arguments import check_int, plain
 from simretro.arrays import unit_rows
 from simretro.checkpoints import Checkpoint, read_checkpoint
 from simretro.checkpoints.read import local_folder
@@ -76,7 +76,7 @@ class SentenceEncoder:
         self.projection = projection
         self.engine = engine
         # A rotary model has no limit, but the work grows with the square of the length.
-        self.maxlen = maxlen or limit or encoder.config["max_position_embeddings"]
+        self.maxlen = plain(maxlen) or limit or encoder.config["max_position_embeddings"]
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, revision: str | None = None, **overrides) -> "SentenceEncoder":

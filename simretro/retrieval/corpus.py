@@ -21,6 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from simretro.arguments import check_int, warn
 from simretro.data.documents import Document, document_files, iter_files
 from simretro.files import atomic_file, remove_unfinished
@@ -83,11 +88,12 @@ def encode_corpus(
     """
     if dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {DTYPES}; received {dtype!r}.")
-    check_int("block_size", block_size, 1)
-    check_int("num_shards", num_shards, 1)
-    if check_int("shard_index", shard_index, 0) >= num_shards:
+    block_size = check_int("block_size", block_size, 1)
+    num_shards = check_int("num_shards", num_shards, 1)
+    shard_index = check_int("shard_index", shard_index, 0)
+    if shard_index >= num_shards:
         raise ValueError(f"`shard_index` must be below `num_shards`={num_shards}; received {shard_index}.")
-    check_int("batch_size", batch_size, 1)
+    batch_size = check_int("batch_size", batch_size, 1)
     encoders = encoders_of(model, similarity, batch_size)
     settings = {
         "model": encoders.fingerprint,
@@ -110,14 +116,15 @@ def encode_corpus(
     documents.skip(state, folder)
     if state["finished"]:
         documents.expect_end(folder, state["rows"])
+        _check_sizes(folder, state, exactly=True)
         (folder / PROGRESS).unlink(missing_ok=True)  # of a run that was killed in its last moment
         return folder
-    writer = _Writer(folder, settings, state)
-    progress.update(writer.rows)
-    while block := list(itertools.islice(documents, block_size)):
-        writer.add(block, _encode_block(encoders, [text for _, text in block]), documents.checksum)
+    with _Writer(folder, settings, state) as writer:
         progress.update(writer.rows)
-    writer.finish()
+        while block := list(itertools.islice(documents, block_size)):
+            writer.add(block, _encode_block(encoders, [text for _, text in block]), documents.checksum)
+            progress.update(writer.rows)
+        writer.finish()
     progress.end(writer.rows)
     return folder
 
@@ -239,8 +246,33 @@ def _parts(item, number):
     return *item, place
 
 
+def _sizes(state):
+    """{file: its bytes} in a given state."""
+    vectors_bytes = 0
+    if state["rows"]:
+        dtype = state["settings"]["dtype"]
+        row_bytes = stored_width(dtype, state["dimension"]) * stored_dtype(dtype).itemsize
+        vectors_bytes = _HEADER_BYTES + state["rows"] * row_bytes
+    return {VECTORS: vectors_bytes, IDS: state.get("ids_bytes", 0)}
+
+
+def _check_sizes(folder, state, exactly=False):
+    for name, size in _sizes(state).items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else 0
+        if found < size or (exactly and found > size):
+            raise ValueError(
+                f"{path} is damaged: it has {found} bytes in place of {size}. Remove the folder and encode the corpus "
+                "again."
+            )
+
+
 class _Writer:
-    """Adds blocks to the files of a folder; what is there beyond the last finished block is cut off."""
+    """Adds blocks to the files of a folder; what is there beyond the last finished block is cut off.
+
+    It holds a lock on the vectors, which ends with its process. Where the system has none (Windows, some network
+    drives), a second writer is found out by files that are of another size than this one has left them.
+    """
 
     def __init__(self, folder, settings, state):
         self.folder, self.settings, self.dtype = folder, settings, settings["dtype"]
@@ -250,16 +282,20 @@ class _Writer:
         self.calibration = None
         if self.dtype == "int8" and self.rows:
             self.calibration = np.load(folder / CALIBRATION, allow_pickle=False)
-        vectors_bytes = 0
-        if self.rows:
-            width = stored_width(self.dtype, self.dimension)
-            vectors_bytes = _HEADER_BYTES + self.rows * width * stored_dtype(self.dtype).itemsize
-        for name, size in ((VECTORS, vectors_bytes), (IDS, self.ids_bytes)):
-            path = folder / name
-            if (path.stat().st_size if path.exists() else 0) < size:
-                raise ValueError(f"{path} is damaged: it is shorter than {PROGRESS} says. Remove the folder.")
-            with open(path, "ab") as file:
+        _check_sizes(folder, state)
+        self._locked = open(folder / VECTORS, "ab")
+        if not _lock(self._locked):
+            self._locked.close()
+            raise ValueError(_two_writers(folder))
+        for name, size in _sizes(state).items():
+            with open(folder / name, "ab") as file:
                 file.truncate(size)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._locked.close()
 
     def add(self, block, vectors, checksum):
         if self.dimension is None:
@@ -276,8 +312,9 @@ class _Writer:
         kept = from_codes(codes, self.dtype, self.dimension, self.calibration).astype("float64")
         self.longest = max(self.longest, float(np.sqrt(np.einsum("ij,ij->i", kept, kept)).max()))
         lines = b"".join(json.dumps(key).encode() + b"\n" for key, _ in block)
-        _append(self.folder / VECTORS, b"" if self.rows else self._header(0), codes)
-        _append(self.folder / IDS, lines)
+        sizes = _sizes(self._state())
+        _append(self.folder / VECTORS, sizes[VECTORS], b"" if self.rows else self._header(0), codes)
+        _append(self.folder / IDS, sizes[IDS], lines)
         self.rows, self.clipped = self.rows + len(block), self.clipped + clipped
         self.ids_bytes, self.checksum = self.ids_bytes + len(lines), checksum
         self._record(PROGRESS)
@@ -311,7 +348,10 @@ class _Writer:
         return header.getvalue()
 
     def _record(self, name):
-        state = {
+        _write_json(self.folder / name, self._state())
+
+    def _state(self):
+        return {
             "format": FORMAT,
             "version": VERSION,
             "settings": self.settings,
@@ -322,7 +362,6 @@ class _Writer:
             "longest": self.longest,
             "clipped": self.clipped,
         }
-        _write_json(self.folder / name, state)
 
 
 def _write_json(path, state):
@@ -330,11 +369,33 @@ def _write_json(path, state):
         json.dump(state, file, indent=1)
 
 
-def _append(path, *pieces):
+def _append(path, size, *pieces):
+    """Adds to a file that must have `size` bytes."""
     with open(path, "ab") as file:
+        if file.seek(0, os.SEEK_END) != size:
+            raise ValueError(_two_writers(path.parent))
         for piece in pieces:
             file.write(piece)
         _sync(file)
+
+
+def _lock(file):
+    """False if another open file has the lock."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # this file system has no locks
+            return True
+    return True
+
+
+def _two_writers(folder):
+    return (
+        f"{folder} is being written by another call of `encode_corpus`. Wait for it to end, or stop it and call again; "
+        "of several shards, each is for one call."
+    )
 
 
 def _sync(file):

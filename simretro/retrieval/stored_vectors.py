@@ -7,6 +7,7 @@ import numpy as np
 DTYPES = ("float32", "float16", "int8", "binary")
 _STORED = {"float32": "<f4", "float16": "<f2", "int8": "|i1", "binary": "|u1"}
 _CODES_PER_BLOCK = 1 << 16
+_FLAT = 0.01  # a range below this share of the usual one says nothing
 _BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype="uint8")[:, None], axis=1).sum(axis=1, dtype="uint8")
 
 
@@ -23,13 +24,20 @@ def stored_width(dtype: str, dimension: int) -> int:
 def calibrate(vectors: np.ndarray) -> np.ndarray:
     """What int8 codes mean, from a sample of vectors: their range, cut into 255 equal steps for each dimension.
 
+    Of a dimension that does not vary in the sample, as if it were dead or the sample one text, the range is unknown:
+    there a step is as large as in most other dimensions, or as the largest number of the sample asks for.
+
     Args:
         vectors: float32 (M, d), M >= 1.
     Returns: float32 (2, d), the smallest number of each dimension and the size of a step, above 0.
     """
     low, high = vectors.min(axis=0).astype("float64"), vectors.max(axis=0).astype("float64")
     step = (high - low) / 255
-    return np.stack([low, np.where(step > 0, step, 1)]).astype("float32")
+    flat = step <= _FLAT * np.median(step)
+    usual = 2 * np.abs(vectors).max() / 255 if flat.all() else np.median(step[~flat])
+    step[flat] = usual or 1.0
+    low[flat] = (low + high)[flat] / 2 - 128 * step[flat]
+    return np.stack([low, step]).astype("float32")
 
 
 def to_codes(vectors: np.ndarray, dtype: str, calibration: np.ndarray | None = None) -> tuple[np.ndarray, int]:

@@ -414,3 +414,32 @@ def test_nothing_is_left_of_a_file_with_an_error(corpus, tmp_path, monkeypatch, 
     gc.collect()
     assert os.listdir(tmp_path / "temporary") == []
     assert not cached or os.listdir(tmp_path / "cache") == []
+
+
+def test_linked_folders_are_read_and_links_upwards_are_not(tmp_path):
+    write(tmp_path / "wiki/b.txt", "b")
+    write(tmp_path / "corpus/a.txt", "a")
+    (tmp_path / "corpus/linked").symlink_to(tmp_path / "wiki")
+    (tmp_path / "wiki/round").symlink_to(tmp_path / "wiki")
+    (tmp_path / "corpus/up").symlink_to(tmp_path / "corpus")
+    assert [document.text for document in iter_documents(tmp_path / "corpus")] == ["a", "b"]
+
+
+def test_cache_tells_files_of_one_name_size_and_time_apart(tmp_path):
+    tables = []
+    for folder, text in (("one", "w1 w2"), ("two", "w3 w4")):
+        path = write(tmp_path / folder / "docs.txt", text)
+        os.utime(path, (1, 1))
+        tables.append(quiet(path, TOKENIZER, cache_dir=tmp_path / "cache").table)
+    assert tables[0].token_ids.tolist() != tables[1].token_ids.tolist()
+
+
+def test_line_ends_of_old_macintoshes_are_told(tmp_path):
+    path = tmp_path / "docs.txt"
+    path.write_bytes(b"one\rtwo\rthree\r")
+    with pytest.warns(UserWarning, match=r'docs.txt: has one line, .* there are 3 "\\r" in it'):
+        assert len(list(iter_documents(path))) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(path, "one", end="\r\n")
+        list(iter_documents(path))

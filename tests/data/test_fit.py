@@ -296,3 +296,13 @@ def test_under_a_strategy():
     assert done.returncode == 0, done.stderr.decode()
     length, got, wanted, state = json.loads(done.stdout.decode().splitlines()[-1])
     assert length == 12 and got == wanted and state == [4, 0]
+
+
+def test_settings_may_be_numpys_numbers(tmp_path):
+    """As in `for seed in np.arange(3)`: a checkpoint writes them down."""
+    numbers = {"pairs_per_batch": np.int64(2), "maxlen": np.int32(8), "seed": np.int64(1), "mlm_rate": np.float32(0.25)}
+    data = SimilarPairs(many_groups(20), TOKENIZER, **numbers)
+    facts = json.loads(json.dumps(data.facts()))
+    assert facts["seed"] == 1 and facts["mlm_rate"] == 0.25
+    same = SimilarPairs(many_groups(20), TOKENIZER, pairs_per_batch=2, maxlen=8, seed=1, mlm_rate=0.25)
+    np.testing.assert_array_equal(data.batch(0, 0)["token_ids"], same.batch(0, 0)["token_ids"])

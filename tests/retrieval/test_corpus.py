@@ -1,5 +1,6 @@
 """Corpora on disk: what is stored, what is found, and that no kill and no other input goes unnoticed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -470,3 +471,58 @@ def test_search_of_no_query_and_of_more_than_there_is(dtype, tmp_path):
     assert [part.shape for part in corpus.search(QUERIES[:0], 5)] == [(0, 5)] * 2
     scores, rows = corpus.search(QUERIES, 99)
     assert np.sort(rows, axis=1).tolist() == [list(range(40))] * 9 and (np.diff(scores) <= 0).all()
+
+
+@pytest.mark.parametrize("block_size, flat", [(1, 0), (1, 40), (20, 40)])
+def test_int8_of_a_first_block_that_does_not_vary(block_size, flat, tmp_path):
+    """The later vectors stay apart all the same."""
+    rng = np.random.default_rng(0)
+    vectors = normalize_rows(rng.standard_normal((200, 64)))
+    vectors[:20, :flat] = vectors[0, :flat]  # of the first texts these numbers are equal
+    texts = [str(i) for i in range(200)]
+    folder = encode_corpus(
+        lambda some: vectors[[int(text) for text in some]], dict(zip(texts, texts, strict=True)), tmp_path / "enc",
+        "int8", block_size=block_size, similarity="dot",
+    )  # fmt: skip
+    found = EncodedCorpus.load(folder).search(vectors[20:], 1)[1][:, 0]
+    assert (found == np.arange(20, 200)).mean() > 0.95
+
+
+@pytest.mark.parametrize("with_locks", [True, False])
+@pytest.mark.parametrize("start_within", [0, 2])
+def test_a_second_writer_is_refused(start_within, with_locks, tmp_path, monkeypatch):
+    """One of the two says so, and the other's folder is that of a run alone."""
+    if not with_locks:
+        monkeypatch.setattr(corpus_module, "fcntl", None)
+    alone = encode_corpus(encode, DOCUMENTS, tmp_path / "alone", block_size=8)
+    calls = []
+
+    def with_another_call(texts):
+        calls.append(len(texts))
+        if len(calls) == start_within + 1:
+            with contextlib.suppress(ValueError) if with_locks else contextlib.nullcontext():
+                encode_corpus(encode, DOCUMENTS, tmp_path / "enc", block_size=8)
+                assert not with_locks
+        return encode(texts)
+
+    refused = contextlib.nullcontext() if with_locks else pytest.raises(ValueError, match="another call of")
+    with refused:
+        encode_corpus(with_another_call, DOCUMENTS, tmp_path / "enc", block_size=8)
+    written, expected = files(tmp_path / "enc"), files(alone)
+    for name in ("vectors.npy", "ids.jsonl"):
+        assert written[name] == expected[name]
+    encode_corpus(encode, DOCUMENTS, tmp_path / "enc", block_size=8)
+
+
+def test_a_finished_folder_that_was_damaged_is_told(tmp_path):
+    folder = encode_corpus(encode, DOCUMENTS, tmp_path / "enc")
+    with open(folder / "ids.jsonl", "ab") as file:
+        file.write(b'"more"\n')
+    with pytest.raises(ValueError, match=r"ids\.jsonl is damaged"):
+        encode_corpus(encode, DOCUMENTS, tmp_path / "enc")
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    numbers = {"block_size": np.int64(8), "num_shards": np.int32(2), "shard_index": np.uint8(1)}
+    folder = encode_corpus(encode, DOCUMENTS, tmp_path / "enc", **numbers)
+    assert json.loads((folder / "corpus.json").read_text())["settings"]["block_size"] == 8

@@ -79,6 +79,42 @@ def test_text_of_the_training_needs_no_unknown_token():
         assert tokenizer.unk_token_id not in ids
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "के कु सूरज सरज",  # Hindi: vowel signs
+        "パパ ハハ がか かか",  # Japanese: voiced and not
+        "ปา ป่า ป้า",  # Thai: tones
+        "كَتَبَ كُتِبَ كتب",  # Arabic: short vowels
+        "한국어 문장",  # Hangul: syllables
+        "Über के कु सूरज",  # more marks of Hindi than of German
+    ],
+)
+def test_marks_that_are_no_accents_are_kept(words):
+    tokenizer = train_wordpiece([words] * 3, 200)
+    ids = [tuple(tokenizer.encode(word)[0]) for word in words.split()]
+    assert len(set(ids)) == len(set(words.split()))
+    assert [tokenizer.decode(list(one)) for one in ids] == words.lower().split()
+
+
+def test_accents_go_as_in_bert_unless_asked_otherwise():
+    words = "Über für façade Ёлка πρώτα שָׁלוֹם"
+    assert "uber" in train_wordpiece([words] * 3, 200).vocab
+    kept = train_wordpiece([words] * 3, 200, strip_accents=False)
+    assert {"über", "façade", "ёлка"} <= set(kept.vocab)
+    stripped = train_wordpiece(["がか"] * 3, 200, strip_accents=True)
+    assert "かか" in stripped.vocab
+    assert "Uber" in train_wordpiece([words] * 3, 200, lowercase=False, strip_accents=True).vocab
+    assert "Über" in train_wordpiece([words] * 3, 200, lowercase=False).vocab
+
+
+def test_words_too_long_to_be_read_are_told():
+    thai = "กขคงจ" * 30
+    with pytest.warns(UserWarning, match=r"9\d% of the text is in words of more than 100 characters"):
+        vocab = train_wordpiece(["some words of English", thai, thai], 100, min_count=1).vocab
+    assert "ก" not in vocab
+
+
 def test_order_of_the_texts_does_not_matter():
     shuffled = random.Random(1).sample(TIED, len(TIED))
     assert train_wordpiece(TIED, 40).vocab == train_wordpiece(shuffled, 40).vocab

@@ -48,3 +48,11 @@ def test_threads_may_share_a_tokenizer(bert_vocab):
     with ThreadPoolExecutor(4) as pool:
         for rows in pool.map(tokenizer.encode_ragged, [texts] * 12):
             assert rows == expected
+
+
+def test_long_words_are_not_kept():
+    cache, asked = make_cache()
+    long = "x" * 33
+    for _ in range(2):
+        assert cache([f"a {long} a"])[0].tolist() == [1, *[33] * 33, 1]
+    assert sorted(asked) == ["a", long, long] and list(cache._ids) == ["a"]
