@@ -6,7 +6,8 @@ usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--
 For each collection and seed a network of 4x256 with a vocabulary learnt from the documents (or a checkpoint, --init)
 is pre-trained on them, with each objective for the same time of the processor, then fine-tuned with the training
 queries (in-batch negatives, the same steps for all); of its epochs the best on the dev queries is measured on the test
-queries. Beside it BM25, and the same network fine-tuned without pre-training. Results are means over seeds and queries;
+queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the checkpoint's
+shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and queries;
 the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
 at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
 """
@@ -46,10 +47,10 @@ OBJECTIVES = {  # arguments of `RetroMAE`, and of its data
     "RetroMAE enhanced": ({"decoding": "enhanced"}, {}),
     "DupMAE": ({"decoding": "enhanced", "bow_weight": 1.0}, {}),
 }
-UNTRAINED = "no pre-training"
+UNTRAINED, NEW = "no pre-training", "new weights"
 METRICS = ("nDCG@10", "RR@10", "R@100")
 SETTINGS = ("seconds", "mask_rate", "learning_rate", "rows", "fine_tune_steps", "fine_tune_rate", "init", "pooling")
-SETTINGS += ("dtype",)  # options that runs of one file share
+SETTINGS += ("new_rate", "dtype")  # options that runs of one file share
 
 
 class Deadline(keras.callbacks.Callback):
@@ -84,6 +85,7 @@ def parse_arguments():
     parser.add_argument("--rows", type=int, default=8, help="of a batch of the pre-training")
     parser.add_argument("--fine-tune-steps", type=int, default=160)
     parser.add_argument("--fine-tune-rate", type=float, default=3e-4)
+    parser.add_argument("--new-rate", type=float, default=3e-4, help="of the fine-tuning of new weights, with --init")
     parser.add_argument("--init", help="checkpoint to start from, in place of new weights")
     parser.add_argument("--pooling", default="cls", choices=["cls", "mean"], help="of the retriever")
     parser.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16"])
@@ -102,6 +104,11 @@ def new_encoder(tokenizer, seed, options):
     return build_transformer_model(config, with_mlm="linear", dtype=options.dtype), tokenizer
 
 
+def rows_of(options):
+    """The names of what is fine-tuned and measured."""
+    return (*([NEW] if options.init else []), UNTRAINED, *options.objectives)
+
+
 def pretrain(encoder, tokenizer, texts, objective, seed, options):
     """Trains the encoder in place; returns the logs of the last epoch."""
     arguments, of_data = OBJECTIVES[objective]
@@ -113,7 +120,7 @@ def pretrain(encoder, tokenizer, texts, objective, seed, options):
     return {"steps": deadline.step, "epochs": deadline.step / len(data)} | {k: v[-1] for k, v in history.items()}
 
 
-def fine_tune(encoder, tokenizer, collections, seed, options):
+def fine_tune(encoder, tokenizer, collections, seed, rate, options):
     """The test result of the epoch that is best on the dev queries."""
     train, dev, test = collections
     queries = queries_of_collection(train.documents, train.queries, train.qrels)
@@ -122,9 +129,7 @@ def fine_tune(encoder, tokenizer, collections, seed, options):
     epochs = max(1, round(options.fine_tune_steps / len(data)))
     steps = epochs * len(data)
     retriever.compile(
-        build_optimizer(
-            "adamw", options.fine_tune_rate, warmup_steps=steps // 10, total_steps=steps, global_clipnorm=1.0
-        )
+        build_optimizer("adamw", rate, warmup_steps=steps // 10, total_steps=steps, global_clipnorm=1.0)
     )
     best = {"dev": -1.0, "weights": None}
 
@@ -155,15 +160,18 @@ def run_all(options):
             collections = [read_beir(folder, split) for split in ("train", "dev", "test")]
             texts = [text for text in collections[0].documents.values() if text.strip()]
             learnt = None if options.init else train_wordpiece(texts, VOCAB_SIZE)
-            for objective in (UNTRAINED, *options.objectives):
+            for objective in rows_of(options):
                 key = folder.name, objective, seed
                 if key in done:
                     continue
                 encoder, tokenizer = new_encoder(learnt, seed, options)
-                logs = {}
-                if objective != UNTRAINED:
+                logs, rate = {}, options.fine_tune_rate
+                if objective == NEW:
+                    config = encoder.config | {"initializer_range": encoder.config["hidden_size"] ** -0.5}
+                    encoder, rate = build_transformer_model(config, dtype=options.dtype), options.new_rate
+                elif objective != UNTRAINED:
                     logs = pretrain(encoder, tokenizer, texts, objective, seed, options)
-                dev, result = fine_tune(encoder, tokenizer, collections, seed, options)
+                dev, result = fine_tune(encoder, tokenizer, collections, seed, rate, options)
                 done[key] = {
                     "collection": folder.name, "objective": objective, "seed": seed, "settings": settings, "dev": dev,
                     "means": result.means, "per_query": result.per_query, "pretraining": logs,
@@ -187,7 +195,7 @@ def table(options, done):
         ndcg.append(result.means["nDCG@10"])
     lines.append(f"| BM25 | {' | '.join(cells)} | {np.mean(ndcg):.3f} |")
     averaged = {}
-    for objective in (UNTRAINED, *options.objectives):
+    for objective in rows_of(options):
         cells, ndcg = [], []
         for name in names:
             rows = [done[name, objective, seed]["per_query"] for seed in options.seeds]
@@ -197,7 +205,7 @@ def table(options, done):
             ndcg.append(values["nDCG@10"].mean())
         lines.append(f"| {objective} | {' | '.join(cells)} | {np.mean(ndcg):.3f} |")
     lines.append("")
-    for other in (UNTRAINED, "MLM"):
+    for other in (NEW, UNTRAINED, "MLM"):
         if "RetroMAE enhanced" in options.objectives and (other, names[0]) in averaged:
             pair = [np.concatenate([averaged[x, name] for name in names]) for x in ("RetroMAE enhanced", other)]
             found = paired_difference(*(dict(enumerate(values)) for values in pair))

@@ -41,8 +41,8 @@ def iter_whole_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
                 yield line, decode(raw, f"{path}, line {line}")
             if line == 1 and b"\r" in raw.rstrip():
                 warnings.warn(
-                    f'{path}: has one line, since lines end at "\\n"; there are {raw.count(13)} "\\r" in it. If these are '
-                    "its line ends, convert it.",
+                    f'{path}: has one line, since lines end at "\\n"; there are {raw.count(13)} "\\r" in it. If these '
+                    "are its line ends, convert it.",
                     stacklevel=2,
                 )
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:

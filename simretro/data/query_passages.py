@@ -199,6 +199,11 @@ class QueryPassages(EpochDataset):
             facts["teacher_scores"] = float(sum(part.sum(dtype="float64") for part in scores))
         return {**facts, **asdict(self.settings), "tokenizer": self._tokenizer.fingerprint()}
 
+    @property
+    def replaced(self) -> bool:
+        """Whether `replace` has been called."""
+        return self._first_facts is not None
+
     def replace(self, source: str | Path | Iterable[TrainingQuery]) -> None:
         """Takes other negatives for the same queries, for all batches from now on: call it between epochs.
 

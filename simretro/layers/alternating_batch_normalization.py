@@ -28,7 +28,8 @@ class AlternatingBatchNormalization(keras.layers.Wrapper):
         alternating: bool; False: both sides have the batch's statistics, which is ordinary batch normalization, the
             paper's leaking baseline.
         warmup_updates: int; in the first so many updates the running statistics are the plain mean over all batches so
-            far, in place of a slow start from mean 0 and variance 1.
+            far, in place of a slow start from mean 0 and variance 1, until the momentum gives the latest batch more
+            weight than that (at 0.9 from the tenth batch on).
     Call args:
         inputs: float (B, D).
         sides: int (B,); 0 or 1, negative = a row of neither, which has the running statistics. Needed in training.

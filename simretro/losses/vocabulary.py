@@ -52,6 +52,7 @@ def fused_cross_entropy(hidden, table, bias, labels, normalizer=None, chunk_size
 def _fused_cross_entropy(hidden, table, bias, labels, counted, chunk_size, with_gradient=True):
     """Returns ([summed loss, number correct], gradients of the summed loss by hidden, table and bias)."""
     num_rows, width = ops.shape(hidden)
+    chunk_size = max(1, min(chunk_size, (2**31 - 1) // table.shape[0]))  # a place among the logits is an int32
     matrix = ops.cast(table, hidden.dtype)
     larger = max if isinstance(num_rows, int) else ops.maximum
     num_chunks = larger((num_rows + chunk_size - 1) // chunk_size, 1)

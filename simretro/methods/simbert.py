@@ -137,9 +137,9 @@ class SimBERT(EncoderMethod):
     def _similarity_loss(self, y_pred, normalizers):
         vectors = y_pred["sentence_vectors"]
         all_vectors, row_offset = gather_rows(ops.cast(vectors, "float32"))
-        if keras.backend.backend() == "tensorflow":
-            _refuse_odd_rows(all_vectors)
         loss, accuracy = in_batch_similarity_loss(vectors, self.temperature, all_vectors, row_offset)
+        if keras.backend.backend() == "tensorflow":
+            loss = _checked_rows(loss, all_vectors)
         rows = ops.cast(ops.shape(vectors)[0], "float32")
         self._track("similarity", loss, rows, accuracy)
         return loss * rows / normalizers["rows"]
@@ -222,11 +222,16 @@ class SimBERT(EncoderMethod):
         return self.sentence_encoder.fingerprint()
 
 
-def _refuse_odd_rows(vectors):
-    """Where the shape is known the loss itself refuses; in `fit` it is known in the step only."""
+def _checked_rows(loss, vectors):
+    """Where the shape is known the loss itself refuses; in `fit` it is known in the step only.
+
+    XLA leaves out the check that says what is wrong: there the loss is no number, which ends the training.
+    """
     import tensorflow as tf
 
     message = (
         "A batch must have an even number of rows, two for each pair: use an even `batch_size`, or `SimilarPairs`."
     )
-    tf.debugging.assert_equal(tf.shape(vectors)[0] % 2, 0, message)
+    odd = tf.shape(vectors)[0] % 2
+    tf.debugging.assert_equal(odd, 0, message)
+    return tf.where(odd == 0, loss, float("nan"))

@@ -5,6 +5,7 @@ from keras import layers, ops
 
 from simretro.checkpoints import normalize_config
 from simretro.layers import MLMHead, PaddingMask, TransformerBlock, TransformerEmbeddings, UniLMMask
+from simretro.models.weights import named_variables
 from simretro.ops import take_rows
 
 _APPLICATIONS = ("encoder", "unilm", "lm")
@@ -136,12 +137,19 @@ class Transformer(keras.Model):
             "recompute": self.recompute,
             "dtype": keras.saving.serialize_keras_object(self.policy),
             "name": self.name,
+            "frozen": [name for name, variable in named_variables(self).items() if not variable.trainable],
         }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        frozen = config.pop("frozen", [])
         dtype = keras.saving.deserialize_keras_object(config["dtype"], custom_objects=custom_objects)
-        return cls(**{**config, "dtype": dtype})
+        model = cls(**{**config, "dtype": dtype})
+        variables = named_variables(model)
+        for name in frozen:
+            variables[name].trainable = False
+        return model
 
 
 class _KeyMask:

@@ -1,5 +1,6 @@
 """Weights by name: between a Keras model and a dict of arrays, with every variable accounted for."""
 
+import math
 import zlib
 from collections.abc import Iterable
 
@@ -9,6 +10,8 @@ from keras import ops
 
 from simretro.checkpoints.variables import OPTIONAL_PARTS
 from simretro.models.compiled import compiled
+
+_NUMBERS_OF_TABLE, _NUMBERS_OF_MATRIX = 2048, 16  # that a quick checksum reads
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -27,27 +30,36 @@ def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 def quick_checksum(model: keras.Model) -> int:
-    """A number that changes whenever the encoder's weights are replaced or trained, and takes a millisecond.
+    """A number that changes when the encoder's weights are replaced or trained, and takes a millisecond.
 
-    Of all biases and gains, which every update and every other checkpoint changes; the large matrices, and what is
-    for the MLM head alone, are left out. To compare models that are not in one process, take a fingerprint.
+    Of all biases and gains, and of some numbers of each matrix, which an update changes as a whole; of more numbers of
+    a table whose rows are looked up, spread over these. What is for the MLM head alone is left out. To compare models
+    that are not in one process, take a fingerprint.
     """
-    vectors = compiled(model, "checksum", lambda: _all_vectors(model))
-    return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(vectors())))
+    sample = compiled(model, "checksum", lambda: _sample(model))
+    return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(sample())))
 
 
-def _all_vectors(model):
-    checked = [
-        variable
-        for name, variable in named_variables(model).items()
-        if len(variable.shape) == 1 and not name.startswith("mlm_head/")
-    ]
+def _sample(model):
+    checked = {name: v for name, v in named_variables(model).items() if not name.startswith("mlm_head/")}
 
     def function():
         # One array of them all: to fetch a hundred takes longer than to encode a query.
-        return ops.concatenate([ops.cast(variable, "float32") for variable in checked])
+        return ops.concatenate([ops.cast(_some_of(*named), "float32") for named in checked.items()])
 
     return function
+
+
+def _some_of(name, variable):
+    """All numbers of a vector, the first ones of a matrix, every so many-th of a table."""
+    if len(variable.shape) == 1:
+        return variable
+    if not name.startswith("embeddings/"):
+        return variable[0, :_NUMBERS_OF_MATRIX]
+    step = max(1, math.prod(variable.shape) // _NUMBERS_OF_TABLE)
+    while math.gcd(step, variable.shape[-1]) > 1:  # they would all be of a few columns
+        step += 1
+    return ops.reshape(variable, (-1,))[::step]
 
 
 def load_weights(

@@ -122,6 +122,8 @@ def mean_tokens_per_step(data, pad_token_id: int = 0, num_batches: int = 16) -> 
 class LearningRate(keras.callbacks.Callback):
     """Adds `learning_rate` to the logs: the one that the last update was made with.
 
+    Under `steps_per_execution` it is that of the first update of the last execution.
+
     Put it before callbacks that read the logs.
     """
 

@@ -14,6 +14,7 @@ from simretro.training import store
 from simretro.training.averages import averaged_weights, exchange_averages
 from simretro.training.callbacks import divergence_error, non_finite_loss
 from simretro.training.state import (
+    as_array,
     assign_variables,
     build_optimizer_variables,
     first_non_finite,
@@ -22,6 +23,7 @@ from simretro.training.state import (
     state_variables,
 )
 
+_RATE = "learning_rate"
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "rank_mean")
 _HIGHER_IS_BETTER = ("acc", "auc", "recall", "precision", "mrr", "ndcg", "spearman", "pearson", "f1", "map", "r@")
 
@@ -99,6 +101,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._owns_folder = self._monitor_missing = self._exchanged = False
         self._quiet = None
         self._epoch = self._first_step = self._steps_done = 0
+        self._first_rate: float | None = None  # that the optimizer was made with; None of a schedule
 
     @property
     def latest(self) -> Path | None:
@@ -115,6 +118,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         Returns: int, the `initial_epoch` for `fit`; 0 where `folder` has no checkpoint yet.
         Raises: ValueError naming all variables that do not fit, before any is assigned; within an epoch also for other
             data than those of the interrupted run, naming how they differ.
+
+        A learning rate without a schedule goes on as it was, lowered by a callback perhaps; but if the optimizer was
+        made with another one than that of the run, it keeps that, which a warning tells.
         """
         if data is not None:
             self.data = _checked_data(data)
@@ -131,6 +137,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         build_optimizer_variables(model)
         variables = state_variables(model)
         arrays = {group: store.read_arrays(path, group) for group in ("model", "optimizer")}
+        self._first_rate = self._choose_rate(model.optimizer, state, variables["optimizer"], arrays["optimizer"])
         _check_fit(variables, arrays, path)
         if not all([assign_variables(model, variables[group], arrays[group]) for group in arrays]):
             warnings.warn(
@@ -143,6 +150,18 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.step, self.history, self.best, self._resumed = state["step"], state["history"], state["best"], state
         self._owns_folder = True
         return state["epoch"]
+
+    def _choose_rate(self, optimizer, state, variables, arrays):
+        """Leaves the stored learning rate out of `arrays` if the optimizer was made with another; returns its own."""
+        rate, before = _constant_rate(optimizer), state.get("first_rate")
+        if rate == before or "first_rate" not in state:  # earlier versions did not write it down
+            return rate
+        for name in [name for name in {**variables, **arrays} if name.split("/")[-1] == _RATE]:
+            variables.pop(name, None)
+            arrays.pop(name, None)
+        was, now = (f"{value:g}" if value is not None else "a schedule" for value in (before, rate))
+        warn(f"The run goes on with the learning rate of this optimizer, {now}, in place of {was}.")
+        return rate
 
     def load_best(self, model: keras.Model) -> None:
         """Gives the model the variables it had when `monitor` was best; for runs without `save_best`.
@@ -174,6 +193,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "it, or give another `folder`: this run would remove it."
             )
         self._owns_folder = True
+        if not self.step:
+            self._first_rate = _constant_rate(self.model.optimizer)
         steps = self.params.get("steps")
         if self.data is not None and steps != self.data.num_batches:
             raise ValueError(
@@ -192,6 +213,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._first_step = state["step_in_epoch"] if self.data is not None else 0
             if self._first_step:
                 self._restore_metrics()
+        elif any(entry["epoch"] == epoch for entry in self.history):
+            warn(
+                f"Epoch {epoch + 1} is trained once more, on the same batches: `fit` begins at `initial_epoch`, "
+                f"{epoch}. To go on, give it `initial_epoch={len(self.history)}` and `epochs` behind that."
+            )
         self._epoch, self._steps_done = epoch, self._first_step
         if self.data is not None:
             self.data.resume(epoch, self._first_step)
@@ -255,6 +281,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "step_in_epoch": step_in_epoch,
             "step": self.step,
             "num_batches": self.params.get("steps"),
+            "first_rate": self._first_rate,
             "data": _facts(self.data),
             "best": self.best,
             "history": self.history,
@@ -345,6 +372,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._quiet is not None:
             self._quiet.__exit__(None, None, None)
             self._quiet = None
+
+
+def _constant_rate(optimizer):
+    """The learning rate that is a variable; None of a schedule."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return float(as_array(inner._learning_rate)) if isinstance(inner._learning_rate, keras.Variable) else None
 
 
 def _sign(monitor, mode):

@@ -36,7 +36,8 @@ class HardNegativeMining(keras.callbacks.Callback):
             an earlier one.
         every_epochs: int >= 1.
     Raises:
-        ValueError: if an argument is wrong; when a run is resumed without the file that it was trained on.
+        ValueError: if an argument is wrong; when a run is resumed without the file that it was trained on; when one
+            begins at epoch 0 with data whose negatives were mined in an earlier `fit`.
         FileNotFoundError: if `mine` writes nothing.
     """
 
@@ -57,6 +58,11 @@ class HardNegativeMining(keras.callbacks.Callback):
         is_first, self._is_first_epoch = self._is_first_epoch, False
         due = epoch - epoch % self.every_epochs  # the epoch before which this one's negatives are mined
         if epoch == 0:
+            if getattr(self.data, "replaced", False):
+                raise ValueError(
+                    "`data` have negatives that were mined in an earlier `fit`, and this one begins at epoch 0: a run "
+                    "that is interrupted could not go on with them. Make `data` anew, or give `fit` the `initial_epoch`."
+                )
             for path in self._files():
                 path.unlink()
         if due == 0:

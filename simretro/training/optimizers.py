@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import keras
+from keras import ops
 
 from simretro.training.schedules import PiecewiseLinear, WarmupLinearDecay
+from simretro.training.state import updates_done
 
 # Names of our variables that hold offsets and gains.
 NOT_DECAYED = ("bias", "gamma", "beta")
@@ -21,6 +23,9 @@ class AdamW(keras.optimizers.AdamW):
     of the variable: half the time, and less memory by the size of the largest tables. The gradient of a table that is
     looked up lists rows there, one that is read twice two times: they are summed first. Keras squares each by itself,
     in the second moment and in the norm that is clipped.
+
+    With `gradient_accumulation_steps` schedules are asked with the number of updates, and averages (`use_ema`) move
+    with the updates; Keras counts the batches in both. Averages of no update are not put into the model: they are zeros.
 
     Args:
         learning_rate: float or `LearningRateSchedule`.
@@ -49,6 +54,25 @@ class AdamW(keras.optimizers.AdamW):
             self._update_in_place(gradient, variable, learning_rate)
         else:
             super().update_step(gradient, variable, learning_rate)
+
+    def finalize_variable_values(self, var_list):
+        if updates_done(self):
+            super().finalize_variable_values(var_list)
+
+    def _get_current_learning_rate(self):
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return self._learning_rate(self.iterations)
+        return super()._get_current_learning_rate()
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        momentum, steps = self.ema_momentum, self.gradient_accumulation_steps
+        if steps:
+            is_update = ops.equal((self._iterations + 1) % steps, 0)
+            self.ema_momentum = ops.where(is_update, momentum, 1.0)
+        try:
+            super()._update_model_variables_moving_average(trainable_variables)
+        finally:
+            self.ema_momentum = momentum
 
     def _update_in_place(self, gradient, variable, learning_rate):
         import tensorflow as tf

@@ -3,6 +3,7 @@
 import inspect
 
 import keras
+import numpy as np
 from keras import ops
 
 from simretro.arguments import check_int
@@ -54,8 +55,7 @@ class AdditiveLossModel(keras.Model):
         Raises:
             ValueError: if `micro_batches` or `gradient_cache_rows` is not a positive int or both are given, if the
                 model has no in-batch negatives that `gradient_cache_rows` could keep, or a loss or metrics are given.
-            NotImplementedError: if one of them is asked for on a backend other than TensorFlow, or
-                `gradient_cache_rows` with XLA.
+            NotImplementedError: if one of them is asked for on a backend other than TensorFlow, or with XLA.
         """
         micro_batches = check_int("micro_batches", micro_batches, 1)
         _refuse(keras.Model.compile, (self, *args), kwargs, ("loss", "loss_weights", "metrics", "weighted_metrics"))
@@ -64,6 +64,11 @@ class AdditiveLossModel(keras.Model):
             self._check_gradient_cache(gradient_cache_rows, micro_batches, jit_compile)
         if micro_batches > 1:
             _refuse_other_backends(f"`micro_batches={micro_batches}`")
+            if jit_compile is True:
+                raise NotImplementedError(
+                    f"`micro_batches={micro_batches}` does not work with XLA, which leaves out the check that the parts "
+                    "are equal, and rows with it: leave `jit_compile` out."
+                )
         if jit_compile == "auto" and keras.backend.backend() == "tensorflow":
             jit_compile = False
         super().compile(*args, jit_compile=jit_compile, **kwargs)
@@ -105,13 +110,19 @@ class AdditiveLossModel(keras.Model):
         resumed must meet them in the same order. And a loss that is no number ends the training with an error.
 
         Raises:
-            ValueError: before the first step: if the model is not compiled, for weights of samples or classes, or for
-                what Keras cannot do under a `tf.distribute` strategy.
+            ValueError: before the first step: if the model is not compiled, for targets, for weights of samples or
+                classes, for arrays whose rows belong together and would be shuffled, or for what Keras cannot do under
+                a `tf.distribute` strategy.
             FloatingPointError: at the first step whose loss is not finite.
         """
         if not self.compiled:
             raise ValueError("The model must be compiled before `fit`: call `compile(optimizer)`.")
-        _refuse(keras.Model.fit, (self, x, *args), kwargs, ("sample_weight", "class_weight"))
+        _refuse(keras.Model.fit, (self, x, *args), kwargs, ("y", "sample_weight", "class_weight"))
+        if shuffle and self.rows_per_example > 1 and isinstance(x, dict | list | tuple | np.ndarray):
+            raise ValueError(
+                f"`shuffle` must be False for arrays: {self.rows_per_example} rows that follow one another belong "
+                "together. A data set, as `SimilarPairs`, may be shuffled."
+            )
         if keras.backend.backend() == "tensorflow":
             check_distribution(self.distribute_strategy, self.optimizer, self.jit_compile, self.steps_per_execution)
         if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -257,7 +268,9 @@ def _refuse(function, args, kwargs, names):
 
 
 def _inputs(data):
-    x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    if y is not None:
+        raise ValueError("The data must hold no targets beside the dict of a batch: the losses are made from it alone.")
     _refuse_weights(sample_weight)
     return x
 

@@ -213,6 +213,36 @@ def test_an_odd_batch_of_ones_own_is_refused():
         simbert.evaluate(rows, batch_size=3, verbose=0)
 
 
+@tensorflow_only
+def test_an_odd_batch_under_xla_gives_no_loss():
+    """XLA leaves out the check that says so."""
+    import tensorflow as tf
+
+    simbert = toy.make_simbert()
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec((None, 4))])
+    def loss(vectors):
+        rows = {"rows": tf.cast(tf.shape(vectors)[0], "float32")}
+        return simbert._similarity_loss({"sentence_vectors": vectors}, rows)
+
+    vectors = tf.random.normal((4, 4), seed=0)
+    assert np.isfinite(float(loss(vectors))) and np.isnan(float(loss(vectors[:3])))
+
+
+@tensorflow_only
+def test_arguments_of_fit_that_would_be_ignored_or_tear_pairs_apart_are_refused():
+    simbert = toy.make_simbert()
+    rows = toy.make_data(simbert)[0]
+    with pytest.raises(ValueError, match="`y` must be left out"):
+        simbert.fit(rows, np.ones(len(rows["token_ids"])))
+    with pytest.raises(ValueError, match="`shuffle` must be False for arrays: 2 rows"):
+        simbert.fit(rows, shuffle=True)
+    with pytest.raises(ValueError, match="no targets beside the dict"):
+        simbert.train_on_batch(rows, np.ones(len(rows["token_ids"])))
+    with pytest.raises(NotImplementedError, match="`micro_batches=2` does not work with XLA"):
+        simbert.compile("sgd", micro_batches=2, jit_compile=True)
+
+
 def test_masked_data_without_a_loss_for_it_are_refused():
     with pytest.raises(ValueError, match="`mlm_rate`.*`mlm_weight` is 0"):
         trained(toy.make_simbert(), mlm_rate=0.3)

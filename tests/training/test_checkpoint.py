@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from training_toy import BATCHES, WIDTH, Batches, Stop, StopAt, build, differences, everything, fit, run_both
 
 import simretro
-from simretro.training import TrainingCheckpoint, averaged_weights
+from simretro.training import TrainingCheckpoint, averaged_weights, build_optimizer
 
 VALIDATION = Batches(seed=1)[0]
 
@@ -442,3 +442,46 @@ def test_best_model_is_put_back_after_a_kill_between_two_renames(tmp_path):
     with pytest.raises(ValueError, match="cannot be read") as error:
         checkpoint.load_best(quick())
     assert "latest.json" not in str(error.value)  # to which `best` is nothing
+
+
+def rate(model):
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def constant(learning_rate):
+    model = quick()
+    model.compile(build_optimizer("adamw", learning_rate), "mse")
+    return model
+
+
+def test_learning_rate_of_the_run_goes_on_unless_another_is_asked_for(tmp_path):
+    data, lower = Batches(), keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    fit(constant(0.5), data, TrainingCheckpoint(tmp_path, data), [lower], epochs=1)
+    same = constant(0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrainingCheckpoint(tmp_path).restore(same)
+    assert rate(same) == 0.25
+    other = constant(0.125)
+    with pytest.warns(UserWarning, match="learning rate of this optimizer, 0.125, in place of 0.5"):
+        TrainingCheckpoint(tmp_path).restore(other)
+    assert rate(other) == 0.125 and int(other.optimizer.iterations) == 4
+    scheduled = quick()
+    with pytest.warns(UserWarning, match="learning rate of this optimizer, a schedule, in place of 0.5"):
+        TrainingCheckpoint(tmp_path).restore(scheduled)
+    assert int(scheduled.optimizer.iterations) == 4
+
+
+def test_a_schedule_may_be_given_up_for_a_constant_rate(trained):
+    model = constant(0.125)
+    with pytest.warns(UserWarning, match="0.125, in place of a schedule"):
+        TrainingCheckpoint(trained).restore(model)
+    assert rate(model) == 0.125 and int(model.optimizer.iterations) == 4
+
+
+def test_training_an_epoch_twice_is_told(tmp_path):
+    model, data = quick(), Batches()
+    checkpoint = TrainingCheckpoint(tmp_path, data)
+    fit(model, data, checkpoint, epochs=1)
+    with pytest.warns(UserWarning, match=r"Epoch 1 is trained once more.*`initial_epoch=1`"):
+        model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[checkpoint])

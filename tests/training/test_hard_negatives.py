@@ -122,6 +122,13 @@ def test_a_new_run_does_not_read_the_files_of_an_old_one(tmp_path):
     assert kept == ["epoch-0003-step-00000009.jsonl", "epoch-0004-step-00000012.jsonl", "notes.txt"]
 
 
+def test_a_second_run_with_data_of_mined_negatives_is_refused(tmp_path):
+    model, data, mining, _ = make(tmp_path)
+    fit(model, data, [mining])
+    with pytest.raises(ValueError, match="mined in an earlier `fit`.*Make `data` anew"):
+        fit(model, data, [mining])
+
+
 def test_resuming_without_the_files_is_refused(tmp_path):
     model, data, mining, _ = make(tmp_path)
     with pytest.raises(ValueError, match="has no negatives of epoch 3, which this run was trained on"):

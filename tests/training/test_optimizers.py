@@ -91,7 +91,7 @@ def test_updates_are_those_of_the_paper(amsgrad):
 
 @pytest.mark.parametrize("clip", [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}])
 def test_a_table_moves_alike_whether_rows_are_looked_up_or_multiplied(clip):
-    """The gradient of a lookup on TensorFlow lists rows, a row that is read twice two times: they count as their sum."""
+    """The gradient of a lookup on TensorFlow lists rows, one that is read twice two times: they count as their sum."""
     ids = np.array([[0, 3, 1, 1], [5, 1, 3, 3]], "int32")
     start = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
     tables = []
@@ -116,6 +116,36 @@ def test_averages_follow_the_weights():
         values.append(float(variable[0]))
     average = [v for v in optimizer.variables if v.path.endswith("average")][0]
     np.testing.assert_allclose(float(average[0]), (values[0] + values[1]) / 2, rtol=1e-6)
+
+
+def test_accumulating_gradients_counts_updates():
+    """Four batches an update: the schedule and the averages are those of ten updates without."""
+    found = []
+    for steps in (None, 4):
+        optimizer = AdamW(
+            WarmupLinearDecay(0.1, 2, 10), 0.0, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=steps
+        )
+        variable = keras.Variable(np.ones(1, "float32"), name="kernel")
+        for gradient in (1.0, -0.5, 2.0, 1.0, 0.5, 1.0, -1.0, 3.0, 1.0, 1.0):
+            for _ in range(steps or 1):
+                optimizer.apply([ops.convert_to_tensor([gradient], "float32")], [variable])
+        average = [v for v in optimizer.variables if v.path.endswith("average")][0]
+        found.append([float(variable[0]), float(average[0]), float(optimizer.learning_rate)])
+    assert found[0][2] == 0
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_averages_of_no_update_do_not_replace_the_weights():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(build_optimizer("adamw", 0.1, use_ema=True), "mse")
+    model.optimizer.build(model.trainable_variables)
+    before = model.get_weights()
+    x = np.ones((2, 1), "float32")
+    model.fit(x, x, epochs=1, initial_epoch=1, verbose=0)
+    for left, right in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(left, right)
+    model.fit(x, x, verbose=0)
+    assert np.abs(model.get_weights()[0] - before[0]).max() > 0
 
 
 @pytest.mark.parametrize(
