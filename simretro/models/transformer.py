@@ -5,7 +5,6 @@ from keras import layers, ops
 
 from simretro.checkpoints import normalize_config
 from simretro.layers import MLMHead, PaddingMask, TransformerBlock, TransformerEmbeddings, UniLMMask
-from simretro.models.weights import named_variables
 from simretro.ops import take_rows
 
 _APPLICATIONS = ("encoder", "unilm", "lm")
@@ -137,7 +136,7 @@ class Transformer(keras.Model):
             "recompute": self.recompute,
             "dtype": keras.saving.serialize_keras_object(self.policy),
             "name": self.name,
-            "frozen": [name for name, variable in named_variables(self).items() if not variable.trainable],
+            "frozen": [path for path, layer in _layers_of(self) if not layer.trainable],
         }
 
     @classmethod
@@ -146,10 +145,17 @@ class Transformer(keras.Model):
         frozen = config.pop("frozen", [])
         dtype = keras.saving.deserialize_keras_object(config["dtype"], custom_objects=custom_objects)
         model = cls(**{**config, "dtype": dtype})
-        variables = named_variables(model)
-        for name in frozen:
-            variables[name].trainable = False
+        for path, layer in list(_layers_of(model)):
+            if path in frozen:
+                layer.trainable = False
         return model
+
+
+def _layers_of(layer, path=""):
+    """(path, layer) of a layer and all within it."""
+    yield path, layer
+    for part in layer._layers:
+        yield from _layers_of(part, f"{path}/{part.name}" if path else part.name)
 
 
 class _KeyMask:

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import warnings
 
 import keras
 import mirrored_simbert as toy
@@ -202,6 +203,19 @@ def test_a_copy_has_tokenizer_weights_and_settings(copied):
     assert again.fingerprint() != simbert.fingerprint()
     uncompiled = SimBERT(simbert.encoder, simbert.tokenizer)
     assert copied(uncompiled).fingerprint() == uncompiled.fingerprint()
+
+
+@tensorflow_only
+def test_a_copy_has_the_frozen_parts_and_the_optimizer():
+    simbert = toy.make_simbert()
+    simbert.encoder.embeddings.trainable = False
+    trained(simbert)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # "Skipping variable loading for optimizer"
+        again = copy.deepcopy(simbert)
+    assert len(again.trainable_variables) == len(simbert.trainable_variables) < len(simbert.weights)
+    for ours, theirs in zip(again.optimizer.variables, simbert.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 @tensorflow_only

@@ -34,8 +34,10 @@ def test_frozen_parts_stay_frozen_in_copies():
     again = type(model).from_config(model.get_config())
     assert {name for name, variable in named_variables(again).items() if variable.trainable} == kept
     assert len(again.trainable_variables) == len(kept) == len(model.trainable_variables)
-    again.trainable = True
+    again.embeddings.trainable = again.blocks[0].query.trainable = True
     assert len(again.trainable_variables) == len(model.weights)
+    model.trainable = False
+    assert not type(model).from_config(model.get_config()).trainable_variables
 
 
 def test_quick_checksum_notices_weights_that_are_replaced_or_trained_in_part():
