@@ -5,7 +5,7 @@ usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--
 
 For each collection and seed a network of 4x256 with a vocabulary learnt from the documents (or a checkpoint, --init)
 is pre-trained on them, with each objective for the same time of the processor, then fine-tuned with the training
-queries (in-batch negatives, the same steps for all); of its epochs the best on the dev queries is measured on the test
+queries (in-batch negatives, the same steps for all); of some moments the best on the dev queries is measured on the test
 queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the checkpoint's
 shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and queries;
 the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
@@ -50,7 +50,7 @@ OBJECTIVES = {  # arguments of `RetroMAE`, and of its data
 UNTRAINED, NEW = "no pre-training", "new weights"
 METRICS = ("nDCG@10", "RR@10", "R@100")
 SETTINGS = ("seconds", "mask_rate", "learning_rate", "rows", "fine_tune_steps", "fine_tune_rate", "init", "pooling")
-SETTINGS += ("new_rate", "dtype")  # options that runs of one file share
+SETTINGS += ("new_rate", "checks", "dtype")  # options that runs of one file share
 
 
 class Deadline(keras.callbacks.Callback):
@@ -85,6 +85,7 @@ def parse_arguments():
     parser.add_argument("--rows", type=int, default=8, help="of a batch of the pre-training")
     parser.add_argument("--fine-tune-steps", type=int, default=160)
     parser.add_argument("--fine-tune-rate", type=float, default=3e-4)
+    parser.add_argument("--checks", type=int, default=2, help="dev measurements of a fine-tuning; 0: take its end")
     parser.add_argument("--new-rate", type=float, default=3e-4, help="of the fine-tuning of new weights, with --init")
     parser.add_argument("--init", help="checkpoint to start from, in place of new weights")
     parser.add_argument("--pooling", default="cls", choices=["cls", "mean"], help="of the retriever")
@@ -139,9 +140,10 @@ def fine_tune(encoder, tokenizer, collections, seed, rate, options):
             best.update(dev=found, weights=retriever.get_weights())
         return {"dev": found}
 
-    every = max(1, options.fine_tune_steps // 2)
-    retriever.fit(data, epochs=epochs, callbacks=[PeriodicEvaluation(keep_best, every)], verbose=0)
-    retriever.set_weights(best["weights"])
+    checks = [PeriodicEvaluation(keep_best, max(1, options.fine_tune_steps // options.checks))] if options.checks else []
+    retriever.fit(data, epochs=epochs, callbacks=checks, verbose=0)
+    if checks:
+        retriever.set_weights(best["weights"])
     return best["dev"], measure(retriever, test)
 
 
