@@ -5,10 +5,10 @@ usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--
 
 For each collection and seed a network of 4x256 with a vocabulary learnt from the documents (or a checkpoint, --init)
 is pre-trained on them, with each objective for the same time of the processor, then fine-tuned with the training
-queries (in-batch negatives, the same steps for all); of some moments the best on the dev queries is measured on the test
-queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the checkpoint's
-shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and queries;
-the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
+queries (in-batch negatives, the same steps for all); of --checks moments the best on the dev queries is measured on the
+test queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the
+checkpoint's shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and
+queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
 at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
 """
 
@@ -129,9 +129,7 @@ def fine_tune(encoder, tokenizer, collections, seed, rate, options):
     retriever = BiEncoder(encoder, tokenizer, temperature=0.05, pooling=options.pooling, maxlen=MAXLEN)
     epochs = max(1, round(options.fine_tune_steps / len(data)))
     steps = epochs * len(data)
-    retriever.compile(
-        build_optimizer("adamw", rate, warmup_steps=steps // 10, total_steps=steps, global_clipnorm=1.0)
-    )
+    retriever.compile(build_optimizer("adamw", rate, warmup_steps=steps // 10, total_steps=steps, global_clipnorm=1.0))
     best = {"dev": -1.0, "weights": None}
 
     def keep_best():
@@ -140,9 +138,11 @@ def fine_tune(encoder, tokenizer, collections, seed, rate, options):
             best.update(dev=found, weights=retriever.get_weights())
         return {"dev": found}
 
-    checks = [PeriodicEvaluation(keep_best, max(1, options.fine_tune_steps // options.checks))] if options.checks else []
-    retriever.fit(data, epochs=epochs, callbacks=checks, verbose=0)
-    if checks:
+    callbacks = []
+    if options.checks:
+        callbacks.append(PeriodicEvaluation(keep_best, max(1, options.fine_tune_steps // options.checks)))
+    retriever.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+    if options.checks:
         retriever.set_weights(best["weights"])
     return best["dev"], measure(retriever, test)
 

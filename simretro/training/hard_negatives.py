@@ -61,7 +61,7 @@ class HardNegativeMining(keras.callbacks.Callback):
             if getattr(self.data, "replaced", False):
                 raise ValueError(
                     "`data` have negatives that were mined in an earlier `fit`, and this one begins at epoch 0: a run "
-                    "that is interrupted could not go on with them. Make `data` anew, or give `fit` the `initial_epoch`."
+                    "that is interrupted could not go on with them. Make `data` anew, or give the `initial_epoch`."
                 )
             for path in self._files():
                 path.unlink()

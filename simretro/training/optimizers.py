@@ -25,7 +25,8 @@ class AdamW(keras.optimizers.AdamW):
     in the second moment and in the norm that is clipped.
 
     With `gradient_accumulation_steps` schedules are asked with the number of updates, and averages (`use_ema`) move
-    with the updates; Keras counts the batches in both. Averages of no update are not put into the model: they are zeros.
+    with the updates; Keras counts the batches in both. Averages of no update are not put into the model: they are
+    zeros.
 
     Args:
         learning_rate: float or `LearningRateSchedule`.

@@ -66,8 +66,8 @@ class AdditiveLossModel(keras.Model):
             _refuse_other_backends(f"`micro_batches={micro_batches}`")
             if jit_compile is True:
                 raise NotImplementedError(
-                    f"`micro_batches={micro_batches}` does not work with XLA, which leaves out the check that the parts "
-                    "are equal, and rows with it: leave `jit_compile` out."
+                    f"`micro_batches={micro_batches}` does not work with XLA, which leaves out the check that the "
+                    "parts are equal, and then rows: leave `jit_compile` out."
                 )
         if jit_compile == "auto" and keras.backend.backend() == "tensorflow":
             jit_compile = False
