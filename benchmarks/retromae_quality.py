@@ -8,8 +8,8 @@ is pre-trained on them, with each objective for the same time of the processor, 
 queries (in-batch negatives, the same steps for all); of --checks moments the best on the dev queries is measured on the
 test queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the
 checkpoint's shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and
-queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to --results
-at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
+queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to
+--results at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
 """
 
 import argparse

@@ -47,7 +47,7 @@ def read_json(path: str | Path, kind: type = dict):
 def checked_facts(facts: Mapping | None) -> dict:
     """Facts to be written with a model; raises TypeError or ValueError for what is no JSON: NaN and infinity, too."""
     try:
-        facts = plain(facts or {})
+        facts = plain(dict(facts or {}))
         json.dumps(facts, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise type(error)(f"`facts` must be JSON values, in which NaN and infinity are None: {error}.") from error
