@@ -1,10 +1,6 @@
 """Documents as flat arrays of token ids, in memory or mapped from files that are written once."""
 
 import hashlib
-import json
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -13,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from simretro.arguments import warn
 from simretro.data.boundaries import behind_full_stops, full_stop_tables, mark_words, split_sentences
 from simretro.data.documents import Document, as_documents, document_files, iter_files
 from simretro.data.sentences import SentenceSplitter
 from simretro.data.table import FileColumn, MemoryColumn, map_column
-from simretro.data.table_folder import read_facts, write_facts
-from simretro.files import atomic_folder, file_facts
+from simretro.data.table_folder import cached_table, name_of, read_facts, temporary_table, write_facts
+from simretro.files import file_facts
 
 _CHARACTERS_AT_A_TIME = 1 << 22
 _FORMAT = 1
-_LONGEST_STEM = 40  # characters of the source's name in that of a folder
 _COLUMNS = {"token_ids": "int32", "document_starts": "int64", "sentence_starts": "int64", "word_starts": "bool"}
 
 
@@ -83,23 +77,10 @@ class TableMaker:
     def cached(self, path: str | Path, text_files: str, cache_dir: str | Path) -> DocumentTable:
         """As `write`, in a folder below `cache_dir` that is used again for the same documents and the same words."""
         files = document_files(path)
-        folder = Path(cache_dir) / f"{Path(path).stem[:_LONGEST_STEM]}-{self._key(files, path, text_files)}"
-        if folder.is_dir():
-            try:
-                return _read(folder)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                warn(f"{folder} is damaged and is made again: {error}")
-        with atomic_folder(folder) as unfinished:
-            self._write(files, path, text_files, unfinished)
-        return _read(folder, check=False)
-
-    def _key(self, files, path, text_files):
-        facts = [(str(file.relative_to(path)), *file_facts(file)) for file in files]
-        # Not every callable has both names.
-        names = self.segment and [getattr(self.segment, a, None) for a in ("__module__", "__qualname__")]
-        facts += [_FORMAT, self.tokenizer.fingerprint(), text_files, names, self.whole_word]
-        facts += [self.split and self.split.fingerprint(), self.unique]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        key = [(str(file.relative_to(path)), *file_facts(file)) for file in files]
+        key += [_FORMAT, self.tokenizer.fingerprint(), text_files, name_of(self.segment), self.whole_word]
+        key += [self.split and self.split.fingerprint(), self.unique]
+        return cached_table(cache_dir, path, key, lambda folder: self._write(files, path, text_files, folder), _read)
 
     def _write(self, files, path, text_files, folder):
         with ExitStack() as opened:
@@ -135,13 +116,7 @@ def open_table(
         return maker.make(as_documents(source), "`source`")
     if cache_dir is not None:
         return maker.cached(source, text_files, cache_dir)
-    folder = Path(tempfile.mkdtemp(prefix="simretro-documents-"))
-    remove = weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    try:
-        return maker.write(source, text_files, folder)
-    except BaseException:
-        remove()
-        raise
+    return temporary_table("simretro-documents-", owner, lambda folder: maker.write(source, text_files, folder))
 
 
 def _read(folder, check=True) -> DocumentTable:

@@ -1,24 +1,17 @@
 """The same batches for files that are larger than the memory."""
 
-import hashlib
-import json
-import shutil
-import tempfile
-import weakref
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 
-from simretro.arguments import warn
 from simretro.data.groups import iter_groups
 from simretro.data.pairs import SimilarPairs
 from simretro.data.table import FileColumn, GroupTable, SharedTexts, build_table, map_column
-from simretro.data.table_folder import read_facts, write_facts
-from simretro.files import atomic_folder, file_facts
+from simretro.data.table_folder import cached_table, name_of, read_facts, temporary_table, write_facts
+from simretro.files import file_facts
 
 _FORMAT = 3
-_LONGEST_STEM = 40  # characters of the source's name in that of a folder
 _COLUMNS = {"token_ids": "int32", "text_starts": "int64", "group_starts": "int64", "units": "uint16"}
 _SHARED = ("texts", "numbers", "starts", "groups")
 
@@ -33,7 +26,7 @@ class StreamingSimilarPairs(SimilarPairs):
         path: file of groups, see `iter_groups`.
         tokenizer, pairs_per_batch, maxlen, seed: as of `SimilarPairs`.
         cache_dir: folder for the token ids, 4 bytes a token and 8 a text. With it, the next run with the same file
-            (by size and time), tokenizer and `maxlen` reads only these files, to see that they are whole; what is
+            (by name, size, time and its ends), tokenizer and `maxlen` reads only these files, to see that they are whole; what is
             damaged is made anew, nothing else is ever deleted. None: a folder among the system's temporary files,
             which goes with this object.
         **settings: other arguments of `SimilarPairs`. A `segment` is known in the cache by its name: use another
@@ -58,34 +51,18 @@ class StreamingSimilarPairs(SimilarPairs):
     def _make_table(self, path, tokenizer, limit, segment, whole_word):
         if not isinstance(path, str | Path):
             raise ValueError(f"`path` must be the path of a file; received {type(path).__name__}. Use `SimilarPairs`.")
-        settings = (tokenizer, limit, segment, whole_word)
+        settings = (path, tokenizer, limit, segment, whole_word)
         if self._cache_dir is None:
-            folder = Path(tempfile.mkdtemp(prefix="simretro-pairs-"))
-            remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            try:
-                return _write_table(folder, path, *settings)
-            except BaseException:
-                remove()
-                raise
-        folder = Path(self._cache_dir) / f"{Path(path).stem[:_LONGEST_STEM]}-{_key(path, *settings)}"
-        if folder.is_dir():
-            try:
-                return _read_table(folder)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                warn(f"{folder} is made anew, for it is damaged: {error}")
-        with atomic_folder(folder) as unfinished:
-            table = _write_table(unfinished, path, *settings)
+            return temporary_table("simretro-pairs-", self, lambda folder: _write_table(folder, *settings))
+
+        def write(folder):
+            table = _write_table(folder, *settings)
             facts = {"format": _FORMAT, "largest_unit": table.largest_unit, "notes": table.notes}
             del table  # its files are open
-            write_facts(unfinished, facts)
-        return _read_table(folder, check=False)
+            write_facts(folder, facts)
 
-
-def _key(path, tokenizer, limit, segment, whole_word):
-    # Not every callable has both names.
-    names = None if segment is None else [getattr(segment, a, None) for a in ("__module__", "__qualname__")]
-    facts = [_FORMAT, *file_facts(path), tokenizer.fingerprint(), limit, names, whole_word]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        key = [_FORMAT, *file_facts(path), tokenizer.fingerprint(), limit, name_of(segment), whole_word]
+        return cached_table(self._cache_dir, path, key, write, _read_table)
 
 
 def _write_table(folder, path, tokenizer, limit, segment, whole_word) -> GroupTable:

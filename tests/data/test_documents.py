@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import numpy as np
@@ -387,7 +388,7 @@ def test_damaged_cache_is_made_again(corpus, tmp_path, name, damage):
 
 
 def test_temporary_files_go_with_the_object(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(document_table.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     data = quiet(corpus, TOKENIZER)
     assert len(os.listdir(tmp_path / "temporary")) == 1
@@ -398,7 +399,7 @@ def test_temporary_files_go_with_the_object(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_nothing_is_left_of_a_file_with_an_error(corpus, tmp_path, monkeypatch, cached):
-    monkeypatch.setattr(document_table.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     cache = tmp_path / "cache" if cached else None
     full = document_table.FileColumn.append
@@ -406,7 +407,7 @@ def test_nothing_is_left_of_a_file_with_an_error(corpus, tmp_path, monkeypatch, 
     with pytest.raises(OSError):
         quiet(corpus, TOKENIZER, cache_dir=cache)
     monkeypatch.undo()
-    monkeypatch.setattr(document_table.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     with open(corpus, "a", encoding="utf-8") as file:
         file.write('{"body": "w1"}\n')
     with pytest.raises(ValueError, match=r"corpus\.jsonl, line 32: has no `text`"):

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import tempfile
 import warnings
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_cache_is_used_again_only_for_the_same_texts(corpus, tmp_path, monkeypat
 
 
 def test_temporary_files_go_with_the_object(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     data = quiet(StreamingSimilarPairs, corpus, TOKENIZER)
     assert len(os.listdir(tmp_path / "temporary")) == 1
@@ -114,7 +115,7 @@ def test_temporary_files_go_with_the_object(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_nothing_is_left_of_a_file_with_an_error(corpus, tmp_path, monkeypatch, cached):
-    monkeypatch.setattr(streaming.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     with open(corpus, "a", encoding="utf-8") as file:
         file.write('{"text": "w1"}\n')
@@ -162,7 +163,7 @@ def test_a_damaged_cache_is_made_anew(name, corpus, tmp_path):
     (folder,) = (tmp_path / "cache").iterdir()
     for damage in (cut, flip, os.remove):
         damage(folder / name)
-        with pytest.warns(UserWarning, match=f"{folder} is made anew, for it is damaged") as told:
+        with pytest.warns(UserWarning, match=f"{folder} is damaged and is made again") as told:
             again = StreamingSimilarPairs(corpus, TOKENIZER, **settings)
         assert told[0].filename == __file__
         same_batches(good, again)
