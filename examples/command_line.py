@@ -1,7 +1,9 @@
 """What the command lines of the examples share."""
 
 import argparse
+import atexit
 import contextlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -50,16 +52,26 @@ def strategy_scope(name):
 
 
 def free_folder(folder, resume):
-    """`folder`, or the next free name beside it where a run is there that is not to be resumed."""
+    """`folder`, or the next free name beside it where something is that is not to be resumed; made at once.
+
+    So two runs that are started together do not take the same.
+    """
     if resume:
         if not (folder / "checkpoints").is_dir():
             stop(f"--resume: there is no run in {folder}; give its folder as --output")
         return folder
-    free, number = folder, 2
-    while free.exists():
-        free = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return free
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            free.mkdir()
+            atexit.register(_remove_if_empty, free)  # of a run that ended before it wrote anything
+            return free
+
+
+def _remove_if_empty(folder):
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def deciding(options, free):

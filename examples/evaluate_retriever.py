@@ -100,12 +100,19 @@ def encoders(model, options):
 def open_corpus(model, collection, options):
     """The encoded corpus, made first where it is not there; None if only a shard was to be encoded."""
     folder, is_shard = options.corpus_folder, options.shard_index is not None
-    if is_shard or not any(folder.glob("shard-*-of-*")):
-        shard = {"shard_index": options.shard_index, "num_shards": options.num_shards} if is_shard else {}
+    shards = [path.parent for path in sorted(folder.glob("shard-*-of-*/corpus.json"))]
+    if is_shard:
+        wanted = [{"shard_index": options.shard_index, "num_shards": options.num_shards}]
+    else:  # finished shards are only compared with the documents
+        wanted = [
+            dict(zip(("shard_index", "num_shards"), map(int, path.name.split("-")[1::2]), strict=True))
+            for path in shards
+        ]
+    for shard in wanted or [{}]:
         made = encode_corpus(model, collection.documents, folder, options.dtype, batch_size=options.batch_size, **shard)
-        if is_shard:
-            print(f"encoded: {made}")
-            return None
+    if is_shard:
+        print(f"encoded: {made}")
+        return None
     corpus = EncodedCorpus.load(folder, model)
     if corpus.ids != list(collection.documents):
         stop(f"--corpus-folder: {folder} holds other documents than --data; name another folder")

@@ -86,7 +86,10 @@ OWN_DOCUMENTS = {
     "learning_rate": 1e-3,
     "calibration_texts": 10_000,
 }
-FROM_CHECKPOINT = {"learning_rate": 3e-5, "bank_size": 32768, "pooling": "cls"}
+FROM_CHECKPOINT = {"learning_rate": 3e-5}
+# What a checkpoint knows of itself: where it is not given, it stays as it is there. And what new weights get.
+OF_THE_MODEL = {"temperature": 0.1, "window_sentences": 2, "projection_size": 128}
+KEPT = {*OF_THE_MODEL, "pooling", "bank_size", "maxlen"}
 QUICK_JOB = {"epochs": 2, "steps_per_epoch": 2, "bank_size": 64, "calibration_texts": 100}
 PROBE_TEXTS = 200
 # Options that a resumed run may have otherwise: they leave the weights as they are.
@@ -108,7 +111,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--languages", nargs="+", help="without --documents: of the help pages")
     data.add_argument("--disjoint", action="store_true", help="without --documents: no page in two languages")
     data.add_argument("--maxlen", type=int, help="tokens of a sentence")
-    data.add_argument("--window-sentences", type=int, default=2, help="how far away a context may be")
+    data.add_argument("--window-sentences", type=int, help="how far away a context may be")
     data.add_argument("--language-exponent", type=float, default=0.3, help="1: languages by their sizes, 0: all alike")
     data.add_argument("--cache", type=Path, help="folder for the token ids; later runs start at once")
     model = parser.add_argument_group("model")
@@ -117,9 +120,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     objective.add_argument("--pooling", choices=["cls", "mean"], help="what becomes the vector")
     objective.add_argument("--mlm-share", type=float, help="of masked language modelling among the batches")
     objective.add_argument("--mask-rate", type=float, default=0.15)
-    objective.add_argument("--temperature", type=float, default=0.1)
+    objective.add_argument("--temperature", type=float)
     objective.add_argument("--bank-size", type=int, help="vectors kept of each language; from scratch a few, or 0")
-    objective.add_argument("--projection-size", type=int, default=128)
+    objective.add_argument("--projection-size", type=int)
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=int)
     training.add_argument("--steps-per-epoch", type=int, help="default with --documents: each sentence once")
@@ -152,9 +155,10 @@ def check_options(parser, options):
     if options.cache and not options.documents:
         parser.error("--cache is for the documents of --documents: the help pages are kept in memory")
     fill_in(options, QUICK_JOB if options.quick else {})
+    defaults = OF_THE_MODEL | (OWN_DOCUMENTS if options.documents else SMALL_JOB)
     if options.init and not options.is_config:
-        fill_in(options, FROM_CHECKPOINT)
-    fill_in(options, OWN_DOCUMENTS if options.documents else SMALL_JOB)
+        defaults = {name: value for name, value in defaults.items() if name not in KEPT} | FROM_CHECKPOINT
+    fill_in(options, defaults)
     if options.documents:
         options.documents = documents_by_language(parser, options.documents)
     if options.epochs < 1:
@@ -227,15 +231,8 @@ def help_pairs(pages, held_out, options):
 
 def build_model(options, sources):
     """A CCP of the checkpoint, head and bank included where there are any, or of new weights and a new vocabulary."""
-    settings = {
-        "languages": list(sources),
-        "bank_size": options.bank_size,
-        "temperature": options.temperature,
-        "window_sentences": options.window_sentences,
-        "pooling": options.pooling,
-        "projection_size": options.projection_size,
-        "maxlen": options.maxlen,
-    }
+    settings = {name: getattr(options, name) for name in sorted(KEPT) if getattr(options, name) is not None}
+    settings["languages"] = list(sources)
     if options.init and not options.is_config:
         network = network_options(options)
         return CCP.from_pretrained(options.init, new_parts=tuple(options.new_parts), **network, **settings)
@@ -251,13 +248,13 @@ def texts_of(sources, options):
         yield from (document.text for document in documents)
 
 
-def load_data(options, sources, tokenizer):
+def load_data(options, sources, ccp):
     return ContextWindows(
         sources,
-        tokenizer,
+        ccp.tokenizer,
         options.pairs_per_batch,
-        options.maxlen,
-        options.window_sentences,
+        ccp.maxlen or OWN_DOCUMENTS["maxlen"],
+        ccp.window_sentences,
         options.mlm_share,
         options.seed,
         mask_rate=options.mask_rate,
@@ -379,7 +376,7 @@ def main(arguments: Sequence[str] | None = None):
     with strategy_scope(options.strategy):
         with one_line_errors():
             ccp = build_model(options, sources)
-            data = load_data(options, sources, ccp.tokenizer)
+            data = load_data(options, sources, ccp)
         before = measure(ccp, evaluations)
         history = pretrain(ccp, data, texts, options)
     ccp.save_pretrained(options.output / "model", facts_of(options, history))

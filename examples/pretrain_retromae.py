@@ -116,11 +116,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     defaults = dict(OWN_CORPUS if options.corpus else SMALL_JOB)
     if options.init and not options.is_config:
         defaults["learning_rate"] = CHECKPOINT_RATE
+    fill_in(options, {"max_steps": 4} if options.quick else {})
     fill_in(options, defaults)
+    if options.probe_steps is not None and options.probe is None:
+        parser.error("--probe-steps needs --probe, a collection to search")
     if options.rows_per_batch % max(1, options.micro_batches):
         parser.error(f"--micro-batches {options.micro_batches} must divide --rows-per-batch {options.rows_per_batch}")
-    if options.quick:
-        options.max_steps = 4
     return options
 
 

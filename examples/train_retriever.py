@@ -80,11 +80,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     model.add_argument("--projection-size", type=int, help="shorter vectors, by a linear layer; default: as before")
     model.add_argument("--matryoshka", type=int, nargs="*", help="lengths at which vectors may be cut")
     objective = parser.add_argument_group("objective")
-    objective.add_argument("--temperature", type=float, default=0.05, help="for --similarity dot: 1")
-    objective.add_argument("--symmetric", action="store_true", help="passages must find their queries, too")
+    objective.add_argument(
+        "--temperature", type=float, help="default: the checkpoint's own, or 0.05; with --similarity dot 1"
+    )
+    objective.add_argument(
+        "--symmetric", action="store_true", default=None, help="passages must find their queries, too"
+    )
     objective.add_argument("--distillation", choices=["kl", "margin_mse"], help="from the scores that --data has")
     objective.add_argument("--distillation-weight", type=float, default=0.5, help="share of the loss")
-    objective.add_argument("--teacher-temperature", type=float, default=1.0)
+    objective.add_argument("--teacher-temperature", type=float, help="default: the checkpoint's own, or 1")
     add_training(parser.add_argument_group("training"))
     options = parser.parse_args(arguments)
     return checked(parser, options)
@@ -97,7 +101,7 @@ def add_negatives(group):
     )  # fmt: skip
     group.add_argument("--negatives-per-query", type=int, default=1, help="in a batch")
     group.add_argument("--num-mined", type=int, default=8, help="mined for each query, to be drawn from")
-    group.add_argument("--rank-range", type=int, nargs=2, default=(10, 100), help="places of the search that count")
+    group.add_argument("--rank-range", type=int, nargs=2, default=[10, 100], help="places of the search that count")
     group.add_argument("--relative-margin", type=float, help="0.05: a negative scores below 95 %% of the positive")
     group.add_argument("--mine-epochs", type=int, default=0, help="mine anew by the model every so many epochs")
 
@@ -132,6 +136,8 @@ def checked(parser, options):
     fill_in(options, {"epochs": 2} if options.quick else {})
     fill_in(options, NEW_MODEL if options.is_new else FROM_CHECKPOINT)
     fill_in(options, {"maxlen": 128 if options.data else 64})
+    if options.similarity == "dot":
+        fill_in(options, {"temperature": 1.0})
     return options
 
 
@@ -143,6 +149,8 @@ def load_data(options):
         stop(f"--distillation {options.distillation}: --data has no scores of a teacher (pos_scores, neg_scores)")
     if options.negatives == "auto":
         options.negatives = "file" if found.negatives else "bm25"
+    if options.relative_margin is not None and options.negatives != "model" and not options.mine_epochs:
+        stop("--relative-margin is for the model's scores: give --negatives model or --mine-epochs")
     if options.negatives == "file" and not found.negatives:
         stop("--negatives file: --data has no negatives")
     if found.dev is None:
@@ -153,16 +161,14 @@ def load_data(options):
 def build_model(options, data):
     """A BiEncoder of the checkpoint, or of new weights and a vocabulary learnt from the documents."""
     settings = {
-        "temperature": options.temperature,
-        "symmetric": options.symmetric,
         "distillation": options.distillation,
         "distillation_weight": options.distillation_weight,
-        "teacher_temperature": options.teacher_temperature,
         "maxlen": options.maxlen,
         "query_maxlen": options.query_maxlen,
     }
     # What was not given stays as the checkpoint has it.
     names = ("pooling", "similarity", "projection_size", "query_prefix", "passage_prefix")
+    names += ("temperature", "symmetric", "teacher_temperature")
     settings |= {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.matryoshka is not None:
         settings["matryoshka_sizes"] = options.matryoshka or None

@@ -21,8 +21,9 @@ class Checkpoint:
         tokenizer_folder: the folder that holds the tokenizer's files; None where there are none.
         extras: what the folder says beyond the encoder, each only where it is said: `pooling` ("cls", "mean",
             "pooler", ...; several are joined by "+"), `with_pool` (True or "linear", of a pooler), `normalize` (bool),
-            `maxlen` (int), `do_lower_case` (bool), `other_modules` (list of str: stages of a sentence-transformers
-            pipeline that change the vectors and are not read), `facts` (dict, what the writer knew of the training).
+            `maxlen` (int), `do_lower_case` (bool), `prompts` ({name: str}), `default_prompt` (str), `similarity`
+            ("cosine", "dot", ...), `other_modules` (list of str: stages of a sentence-transformers pipeline that change
+            the vectors and are not read), `facts` (dict, what the writer knew of the training).
         parts: {part: {name: array}}, what was trained beside the encoder.
     """
 

@@ -11,7 +11,7 @@ from simretro.checkpoints.vocabulary import TOKENIZER_FILES
 _SMALL_FILES = (
     *("config.json", "bert_config.json", "task.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "merges.txt", "modules.json", "*_Pooling/config.json", "sentence_*_config.json"),
-    *("*_Dense/config.json", "*_Dense/model.safetensors"),
+    *("*_Dense/config.json", "*_Dense/model.safetensors", "config_sentence_transformers.json"),
     *TOKENIZER_FILES,
     "assets/tokenizer/*",
 )

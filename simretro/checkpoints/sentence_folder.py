@@ -24,6 +24,7 @@ _MODES = {  # the switches of `1_Pooling/config.json`; several that are on are c
     "pooling_mode_lasttoken": "lasttoken",
 }
 _DENSE_FILE, _DENSE_WEIGHT, _DENSE_BIAS = "model.safetensors", "linear.weight", "linear.bias"
+_TOKENIZER, _NO_LIMIT = "tokenizer_config.json", 1_000_000  # transformers writes 1e30 where there is none
 _LINEAR, _TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
 
 
@@ -74,6 +75,7 @@ def read_pipeline(folder: Path) -> tuple[Path, dict]:
             others.append(kind)
     if encoder is None:
         raise CheckpointError(f"{path} names no Transformer module.")
+    extras |= _use(folder / "config_sentence_transformers.json")
     if others:
         extras["other_modules"] = others
     return encoder, extras
@@ -182,7 +184,21 @@ def _limits(folder):
     paths = sorted(folder.glob("sentence_*_config.json"))  # `bert`, `roberta`, `xlm-roberta`
     content = read_json(paths[0]) if paths else {}
     limits = {"maxlen": content.get("max_seq_length"), "do_lower_case": content.get("do_lower_case")}
+    if limits["maxlen"] is None and (folder / _TOKENIZER).is_file():  # since version 5.7
+        limit = read_json(folder / _TOKENIZER).get("model_max_length")
+        limits["maxlen"] = limit if isinstance(limit, int) and limit < _NO_LIMIT else None
     return {key: value for key, value in limits.items() if value is not None}
+
+
+def _use(path):
+    """What texts begin with, {name: prompt}, and how vectors are compared, where the folder says so."""
+    content = read_json(path) if path.is_file() else {}
+    prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise CheckpointError(f"{path}: `prompts` must be an object of strings; received {prompts!r}.")
+    use = {"prompts": {name: prompt for name, prompt in prompts.items() if prompt}}
+    use |= {"default_prompt": prompts.get(default), "similarity": content.get("similarity_fn_name")}
+    return {key: value for key, value in use.items() if value}
 
 
 def _pooling(path):

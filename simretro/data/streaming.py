@@ -26,9 +26,9 @@ class StreamingSimilarPairs(SimilarPairs):
         path: file of groups, see `iter_groups`.
         tokenizer, pairs_per_batch, maxlen, seed: as of `SimilarPairs`.
         cache_dir: folder for the token ids, 4 bytes a token and 8 a text. With it, the next run with the same file
-            (by name, size, time and its ends), tokenizer and `maxlen` reads only these files, to see that they are whole; what is
-            damaged is made anew, nothing else is ever deleted. None: a folder among the system's temporary files,
-            which goes with this object.
+            (by name, size, time and its ends), tokenizer and `maxlen` reads only these files, to see that they are
+            whole; what is damaged is made anew, nothing else is ever deleted. None: a folder among the system's
+            temporary files, which goes with this object.
         **settings: other arguments of `SimilarPairs`. A `segment` is known in the cache by its name: use another
             `cache_dir` after changing what it does.
     Raises: as `SimilarPairs`; OSError if there is no room for the files.

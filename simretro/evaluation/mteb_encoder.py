@@ -1,5 +1,7 @@
 """Models of this library in the tasks of the package mteb, version 2."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,7 +19,8 @@ class MtebEncoder:
     Args:
         model: `BiEncoder`, `SentenceEncoder` or another model with `encode`.
         name: str with one slash, as mteb files its results.
-        revision: str; None = the model's fingerprint, so that results of other weights are not taken for these.
+        revision: str; None = a hash of all that the vectors and scores depend on, so that mteb does not take the
+            results of other weights, prefixes or lengths for these.
         similarity: "cosine" or "dot"; None = the model's own, or "cosine".
     Raises: ValueError for a name without a slash, or what is no model.
     """
@@ -32,7 +35,7 @@ class MtebEncoder:
         encoders = encoders_of(model, similarity)
         self.model = model
         self.name = name
-        self.revision = revision or encoders.fingerprint
+        self.revision = revision or _revision(model, encoders)
         self.scoring = encoders.similarity
 
     def encode(
@@ -86,3 +89,10 @@ class MtebEncoder:
 
         said = {"name": self.name, "revision": self.revision, "similarity_fn_name": ScoringFunction(self.scoring)}
         return ModelMeta.create_empty({**said, "open_weights": True, "use_instructions": False})
+
+
+def _revision(model, encoders):
+    facts = [encoders.fingerprint, encoders.passage_prefix, encoders.similarity]
+    if hasattr(model, "encode_queries"):
+        facts += [model.query_sentence_encoder.fingerprint(), model.query_prefix]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

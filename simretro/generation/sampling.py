@@ -65,9 +65,9 @@ def generate(
         return []
     allowed = allowed_new_tokens(model, source_ids, max_new_tokens)
     ban = banned_logits(model.config, end_id, forbidden_ids)
-    function = _sampler(
-        model, n, top_k, None if top_p == 1 else top_p, temperature, max_new_tokens, end_id, min_new_tokens
-    )
+    top_p = None if top_p == 1 else top_p
+    function = _sampler(model, n, top_k, top_p is not None, temperature, max_new_tokens, end_id, min_new_tokens)
+    numbers = np.float32(temperature or 1.0), np.float32(top_p or 1.0)
     entropy = np.random.SeedSequence(seed).entropy
     outputs = [None] * len(source_ids)
     for chosen, token_ids, lengths in batches_of_sources(model, source_ids, max(1, max_rows // n)):
@@ -75,7 +75,7 @@ def generate(
         uniforms = np.stack(
             [np.random.default_rng([entropy, i]).random((max_new_tokens, n), dtype="float32") for i in chosen], axis=1
         ).reshape(max_new_tokens, -1)
-        tokens = function(token_ids, lengths, allowed[chosen], uniforms, np.float32(temperature or 1.0), ban)
+        tokens = function(token_ids, lengths, allowed[chosen], uniforms, *numbers, ban)
         for i, rows in zip(chosen, ops.convert_to_numpy(tokens).reshape(len(chosen), n, -1), strict=True):
             outputs[i] = [cut_at(row, end_id, allowed[i]) for row in rows]
     return outputs
@@ -114,26 +114,26 @@ def _check_sampling(top_p, temperature):
         raise ValueError(f"`temperature` must be finite and not negative; received {temperature}.")
 
 
-def _sampler(model, n, top_k, top_p, temperature, max_new_tokens, end_id, min_new_tokens):
-    """The compiled function of (token_ids, lengths, allowed, uniforms, temperature, ban) -> tokens."""
+def _sampler(model, n, top_k, nucleus, temperature, max_new_tokens, end_id, min_new_tokens):
+    """The compiled function of (token_ids, lengths, allowed, uniforms, temperature, top_p, ban) -> tokens."""
     vocab_size = model.config["vocab_size"]
     greedy = temperature < _COLDEST or top_k == 1
-    candidates = 1 if greedy else min(top_k or (_NUCLEUS_CANDIDATES if top_p else vocab_size), vocab_size)
+    candidates = 1 if greedy else min(top_k or (_NUCLEUS_CANDIDATES if nucleus else vocab_size), vocab_size)
 
     def build():
-        def function(token_ids, lengths, allowed, uniforms, temperature, ban):
-            draw = _drawer(candidates, top_p, greedy, min_new_tokens, uniforms, temperature, ban)
+        def function(token_ids, lengths, allowed, uniforms, temperature, top_p, ban):
+            draw = _drawer(candidates, nucleus and top_p, greedy, min_new_tokens, uniforms, temperature, ban)
             decoder = TargetDecoder(model, token_ids, lengths, allowed, n, max_new_tokens)
             return _decode(decoder, max_new_tokens, end_id, draw)
 
         return function
 
-    key = ("sample", n, max_new_tokens, end_id, candidates, top_p, greedy, min_new_tokens)
+    key = ("sample", n, max_new_tokens, end_id, candidates, nucleus, greedy, min_new_tokens)
     return compiled(model, key, build)
 
 
 def _drawer(candidates, top_p, greedy, min_new_tokens, uniforms, temperature, ban):
-    """Returns draw(t, logits (R, V)) -> int32 (R,)."""
+    """Returns draw(t, logits (R, V)) -> int32 (R,); `top_p` is False for all of the candidates."""
 
     def draw(t, logits):
         forbidden = ban[ops.cast(t + 1 >= min_new_tokens, "int32")]
@@ -141,11 +141,11 @@ def _drawer(candidates, top_p, greedy, min_new_tokens, uniforms, temperature, ba
             return ops.cast(ops.argmax(logits + forbidden, axis=-1), "int32")
         logits = logits / temperature + forbidden  # in this order: no temperature makes a ban weak
         ids = None
-        if candidates < logits.shape[-1] or top_p:
+        if candidates < logits.shape[-1] or top_p is not False:
             logits, ids = ops.top_k(logits, candidates)
         probabilities = ops.softmax(logits, axis=-1)
         cumulated = ops.cumsum(probabilities, axis=-1)
-        if top_p:
+        if top_p is not False:
             # Token i stays while what comes before it does not yet reach top_p.
             kept = ops.cast(cumulated - probabilities < top_p, "float32")
             total = ops.sum(probabilities * kept, axis=-1, keepdims=True)

@@ -55,9 +55,10 @@ class SynonymGenerator:
         if not texts:
             return []
         tokenizer, encoder = self.tokenizer, self.sentence_encoder.encoder
+        sources = self._source_ids(texts, maxlen)
         outputs = generate(
             encoder,
-            self._source_ids(texts, maxlen),
+            sources,
             maxlen - 1,  # so that [CLS] output [SEP] has at most `maxlen` tokens
             tokenizer.sep_token_id,
             n,
@@ -69,7 +70,7 @@ class SynonymGenerator:
             # Rows that pad the token table are no tokens either.
             forbidden_ids=[*tokenizer.special_ids, *range(tokenizer.vocab_size, encoder.config["vocab_size"])],
         )
-        candidates = self._candidates(texts, outputs)
+        candidates = self._candidates(texts, sources, outputs)
         results = self._ranked(texts, candidates, k, batch_size)
         if not with_scores:
             results = [[candidate for candidate, _ in result] for result in results]
@@ -83,20 +84,24 @@ class SynonymGenerator:
         pad = self.tokenizer.pad_token_id
         return [row[row != pad].tolist() for row in token_ids]
 
-    def _candidates(self, texts, outputs):
+    def _candidates(self, texts, sources, outputs):
         """For each text its different outputs as strings, without those that are the text once more.
 
         What is decoded may differ from the text in its letters and still be the same tokens (`3:30`, `3: 30`), so the
-        ids are compared, those drawn and those of the decoded string.
+        ids are compared, those drawn and those of the decoded string; with the whole text, and with what was read of a
+        text that is too long.
         """
         distinct = [list(dict.fromkeys(tuple(ids) for ids in rows)) for rows in outputs]
         decoded = self.tokenizer.decode_batch([ids for rows in distinct for ids in rows])
         encoded = self.tokenizer.encode_ragged(decoded)
-        own = [tuple(ids) for ids in self.tokenizer.encode_ragged(texts)]
+        own = [
+            {tuple(whole), tuple(read[1:-1])}
+            for whole, read in zip(self.tokenizer.encode_ragged(texts), sources, strict=True)
+        ]
         candidates, at = [], 0
-        for source, rows in zip(own, distinct, strict=True):
+        for copies, rows in zip(own, distinct, strict=True):
             span = range(at, at + len(rows))
-            kept = [decoded[i] for i, ids in zip(span, rows, strict=True) if source not in (ids, tuple(encoded[i]))]
+            kept = [decoded[i] for i, ids in zip(span, rows, strict=True) if copies.isdisjoint((ids, (*encoded[i],)))]
             candidates.append([text for text in dict.fromkeys(kept) if text])
             at += len(rows)
         return candidates

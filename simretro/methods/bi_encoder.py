@@ -327,9 +327,20 @@ class BiEncoder(EncoderMethod):
 
     @classmethod
     def _saved_settings(cls, facts):
-        """An encoder that says how its vectors are made is pooled so, and not as the constructor would have it."""
-        said = facts.get("sentence_encoder", {})
-        return {key: said[key] for key in ("pooling", "maxlen") if key in said} | super()._saved_settings(facts)
+        """An encoder that says how its vectors are made is used so, and not as the constructor would have it."""
+        said, settings = facts.get("sentence_encoder", {}), super()._saved_settings(facts)
+        found = {key: said[key] for key in ("pooling", "maxlen") if key in said}
+        if said.get("similarity") in ("cosine", "dot"):
+            found["similarity"] = said["similarity"]
+        prompts, default = said.get("prompts", {}), said.get("default_prompt", "")
+        found["query_prefix"] = prompts.get("query", default)
+        found["passage_prefix"] = prompts.get("document", prompts.get("passage", default))
+        return found | settings
+
+    @classmethod
+    def _still_valid(cls, saved, settings):
+        """Weights of other lengths are not those of new ones."""
+        return {k: v for k, v in saved.items() if k != "matryoshka_weights" or "matryoshka_sizes" not in settings}
 
     @classmethod
     def _encoder_options(cls, facts, settings):
@@ -362,8 +373,13 @@ class BiEncoder(EncoderMethod):
             raise ValueError(f"`format` must be 'simretro' for a model with {what}; received {format!r}.")
 
     def _facts(self):
-        second = {} if self.passage_encoder is None else {"passage_encoder": dict(self.passage_encoder.config)}
-        return super()._facts() | second
+        facts = super()._facts()
+        if self.passage_encoder is not None:
+            facts["passage_encoder"] = dict(self.passage_encoder.config)
+        if "sentence_encoder" in facts:
+            prompts = {"query": self.query_prefix, "document": self.passage_prefix}
+            facts["sentence_encoder"] |= {"prompts": prompts, "similarity": self.similarity}
+        return facts
 
     def _main_sentence_encoder(self):
         return self._sentence_encoder("query", self.maxlen)

@@ -327,6 +327,13 @@ class CCP(EncoderMethod):
 
     # Files
 
+    @classmethod
+    def _saved_settings(cls, facts):
+        """An encoder that says how its vectors are pooled is trained so."""
+        pooling = facts.get("sentence_encoder", {}).get("pooling")
+        found = {"pooling": pooling} if pooling in _CHOICES["pooling"] else {}
+        return found | super()._saved_settings(facts)
+
     def _kept_parts(self):
         parts = {"head": export_part(self.head)}
         if self.bank is not None:

@@ -228,7 +228,7 @@ class EncoderMethod(AdditiveLossModel):
         load = partial(load_pretrained, name_or_path, revision=revision, new_parts=new_parts, **options)
         encoder, tokenizer, facts, parts = load(**cls.encoder_options)
         source, saved = str(name_or_path), cls._saved_settings(facts)
-        settings = {**saved, **settings}
+        settings = {**cls._still_valid(saved, settings), **settings}
         encoder_options = cls._encoder_options(facts, settings)
         if encoder_options != cls.encoder_options:
             encoder = load(**encoder_options)[0]
@@ -241,6 +241,11 @@ class EncoderMethod(AdditiveLossModel):
     def _saved_settings(cls, facts: dict) -> dict:
         """Settings that a folder's facts hold."""
         return facts.get(cls.facts_name, {})
+
+    @classmethod
+    def _still_valid(cls, saved: dict, settings: dict) -> dict:
+        """The saved settings without those that are about what `settings` replace."""
+        return saved
 
     @classmethod
     def _encoder_options(cls, facts: dict, settings: dict) -> dict:

@@ -1,10 +1,12 @@
 """`build_transformer_model`: bert4keras' one entry."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from simretro.checkpoints import Checkpoint, read_checkpoint, read_config, slice_vocabulary
 from simretro.checkpoints.read import local_folder
 from simretro.files import read_whole
+from simretro.models.config import capped, fitted_to
 from simretro.models.transformer import Transformer
 from simretro.models.weights import load_weights
 from simretro.ops import activation
@@ -91,8 +93,7 @@ def load_pretrained(name_or_path: str | Path, revision: str | None = None, **opt
     """
 
     def read():
-        checkpoint = read_checkpoint(name_or_path, revision=revision)
-        return checkpoint, load_tokenizer(checkpoint.tokenizer_folder) if checkpoint.tokenizer_folder else None
+        return with_tokenizer(read_checkpoint(name_or_path, revision=revision))
 
     checkpoint, tokenizer = read_whole(local_folder(name_or_path), read)
     model = build_transformer_model(checkpoint=checkpoint, **options)
@@ -101,3 +102,14 @@ def load_pretrained(name_or_path: str | Path, revision: str | None = None, **opt
     if extras:
         facts = {**facts, "sentence_encoder": {**facts.get("sentence_encoder", {}), **extras}}
     return model, tokenizer, facts, checkpoint.parts
+
+
+def with_tokenizer(checkpoint: Checkpoint) -> tuple:
+    """(checkpoint, its tokenizer or None), as they go together: see `fitted_to` and `capped`."""
+    if checkpoint.tokenizer_folder is None:
+        return checkpoint, None
+    # Older sentence-transformers folders say so in a file of their own.
+    lower_case = {"do_lower_case": True} if checkpoint.extras.get("do_lower_case") else {}
+    tokenizer = load_tokenizer(checkpoint.tokenizer_folder, **lower_case)
+    config, extras = fitted_to(checkpoint.config, tokenizer), capped(checkpoint.extras, checkpoint.config)
+    return replace(checkpoint, config=config, extras=extras), tokenizer

@@ -21,6 +21,25 @@ def check_maxlen(config: dict, maxlen: int | None, name: str = "maxlen") -> None
         raise ValueError(f"`{name}` must be at most {limit}, the positions of the encoder; received {maxlen}.")
 
 
+def fitted_to(config: dict, tokenizer) -> dict:
+    """The config of an encoder that was read with its tokenizer.
+
+    Where no position depends on the pad id, as in BERT, the tokenizer's counts: BERTs with the vocabulary of XLM-R are
+    published whose config has the pad id of another one.
+    """
+    if tokenizer is None or config["model_type"] not in ("bert", "roformer"):
+        return config
+    return {**config, "pad_token_id": tokenizer.pad_token_id}
+
+
+def capped(extras: dict, config: dict) -> dict:
+    """What a folder says of its vectors, with a `maxlen` that the encoder has positions for."""
+    limit = max_tokens(config)
+    if limit is None or extras.get("maxlen") is None:
+        return extras
+    return {**extras, "maxlen": min(extras["maxlen"], limit)}
+
+
 def check_vocabulary(config: dict, tokenizer) -> None:
     """Raises ValueError, naming both sizes, if tokenizer and token table are not of one vocabulary.
 

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from simretro.arguments import check_int, plain
+from simretro.arguments import check_int, plain, warn
 from simretro.arrays import unit_rows
 from simretro.checkpoints import Checkpoint, read_checkpoint
 from simretro.checkpoints.read import local_folder
 from simretro.files import read_whole
-from simretro.models.builder import build_transformer_model
+from simretro.models.builder import build_transformer_model, with_tokenizer
 from simretro.models.compiled import compiled
 from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.engines import KERAS, check_engine, engine_of
@@ -24,7 +24,7 @@ from simretro.models.folders import write_folder
 from simretro.models.pooling import check_pooling, new_projection, text_vectors
 from simretro.models.weights import export_part, load_part, named_variables
 from simretro.ops import unit_vectors
-from simretro.tokenizers import TruncationWarning, load_tokenizer
+from simretro.tokenizers import TruncationWarning
 from simretro.tokenizers.rows import round_up
 
 # What vectors depend on beside the weights.
@@ -109,16 +109,21 @@ class SentenceEncoder:
             )
         if checkpoint.tokenizer_folder is None:
             raise ValueError(f"{checkpoint.source}: no tokenizer files lie beside it.")
+        checkpoint, tokenizer = with_tokenizer(checkpoint)
+        extras = checkpoint.extras
+        if prompt := extras.get("default_prompt"):
+            warn(
+                f"{checkpoint.source}: sentence-transformers puts {prompt!r} before each text; here nothing is added. "
+                "Put it there, or use a `BiEncoder` with prefixes."
+            )
         said = {**extras.get("facts", {}).get("sentence_encoder", {}), **extras}
         settings = {key: said[key] for key in ("pooling", "normalize", "maxlen") if key in said} | overrides
         with_pool = said.get("with_pool", True) if settings.get("pooling") == "pooler" else False
         encoder = build_transformer_model(checkpoint=checkpoint, with_pool=with_pool)
-        # Older sentence-transformers folders say so in a file of their own.
-        lower_case = {"do_lower_case": True} if said.get("do_lower_case") else {}
         if weights := checkpoint.parts.get("projection"):
             settings["projection"] = new_projection(encoder, weights["kernel"].shape[1])
             load_part(settings["projection"], weights, checkpoint.source)
-        return cls(encoder, load_tokenizer(checkpoint.tokenizer_folder, **lower_case), **settings)
+        return cls(encoder, tokenizer, **settings)
 
     def save_pretrained(self, folder: str | Path, facts: dict | None = None) -> None:
         """Writes simretro's own folder: config, weights, tokenizer, and how vectors are made.

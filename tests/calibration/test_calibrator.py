@@ -12,8 +12,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
 from simretro.arrays import unit_rows
-from simretro.calibration import CrossLingualCalibrator
+from simretro.calibration import CrossLingualCalibrator, gate
 from simretro.calibration.gate import learn_rotation
+from simretro.calibration.rotation import Rotation
 from tests.calibration.clouds import meanings, random_rotation, spoken, top1
 
 
@@ -414,3 +415,32 @@ def test_input_is_left_as_it_is_and_blocks_do_not_matter(world, monkeypatch):
 def test_keras_is_not_imported_without_the_adversary():
     code = "import sys, simretro.calibration as c; sys.exit(any(m in sys.modules for m in ('keras', 'tensorflow')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("least, applied", [(0.3, False), (0.1, True)])
+def test_halves_must_agree_in_absolute_terms_too(least, applied, monkeypatch):
+    """Where all that is possible is a little, that is still a little."""
+    identity = Rotation.start(np.eye(3), determined=True)
+    monkeypatch.setattr(gate, "_from_identity", lambda *_: (identity, 0.2))
+    monkeypatch.setattr(gate, "highest_agreement", lambda *_: 0.2)
+    matrix, report = gate.learn_rotation(
+        np.eye(3), np.eye(3), "procrustes", None, np.random.default_rng(0), min_agreement=least,
+        min_relative_agreement=0.8, n_starts=1, adversarial={},
+    )  # fmt: skip
+    assert report["applied"] is applied and report["relative_agreement"] == 1 and (matrix is not None) == applied
+
+
+def test_of_several_adversaries_the_one_whose_halves_agree_best_goes_on(monkeypatch):
+    rng = np.random.default_rng(0)
+    maps = [Rotation.start(random_rotation(3, rng, 0.5), determined=True) for _ in range(3)]
+    found = iter(zip((0.2, 0.9, 0.5), maps, strict=True))
+
+    def split(*_, **__):
+        agreement, one = next(found)
+        return agreement, [one, one]
+
+    monkeypatch.setattr(gate, "split_half_agreement", split)
+    monkeypatch.setattr(gate, "refine", lambda source, target, start, **_: start)
+    rotation, agreement = gate._adversarial(np.eye(3), np.eye(3), rng, {"csls_k": 1}, 3, {})
+    assert agreement == 0.9
+    np.testing.assert_allclose(rotation.matrix, maps[1].matrix, atol=1e-12)

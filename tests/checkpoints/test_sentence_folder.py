@@ -94,3 +94,22 @@ def test_absent_pooling_config(folder):
     (folder / "1_Pooling" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"1_Pooling.config\.json does not exist"):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("limit, maxlen", [(7, 7), (int(1e30), None), (None, None)])
+def test_the_limit_of_new_folders_is_the_tokenizers(limit, maxlen, folder):
+    (folder / "sentence_bert_config.json").unlink()
+    write_json(folder / "tokenizer_config.json", {"model_max_length": limit})
+    assert read_checkpoint(folder).extras.get("maxlen") == maxlen
+
+
+def test_prompts_and_similarity(folder):
+    path = folder / "config_sentence_transformers.json"
+    prompts = {"query": "q: ", "document": "", "other": "o: "}
+    write_json(path, {"prompts": prompts, "default_prompt_name": "other", "similarity_fn_name": "dot"})
+    extras = read_checkpoint(folder).extras
+    assert extras["prompts"] == {"query": "q: ", "other": "o: "}
+    assert extras["default_prompt"] == "o: " and extras["similarity"] == "dot"
+    write_json(path, {"prompts": {"query": 3}})
+    with pytest.raises(CheckpointError, match="config_sentence_transformers.json: `prompts` must be an object"):
+        read_checkpoint(folder)

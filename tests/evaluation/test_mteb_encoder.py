@@ -26,8 +26,8 @@ class Encoder:
 
 
 class Towers(Encoder):
-    similarity, passage_prefix = "dot", ""
-    passage_sentence_encoder = SimpleNamespace(fingerprint=lambda: "0123")
+    similarity, query_prefix, passage_prefix = "dot", "", ""
+    query_sentence_encoder = passage_sentence_encoder = SimpleNamespace(fingerprint=lambda: "0123")
 
     def encode_queries(self, texts, **options):
         return self._vectors(texts, 2, options)
@@ -59,8 +59,20 @@ def test_similarity_is_that_of_the_model():
     np.testing.assert_allclose(MtebEncoder(Encoder(), similarity="dot").similarity(first[:1], second[:1]), [[24]])
 
 
-def test_the_revision_is_the_fingerprint():
-    assert MtebEncoder(Towers()).revision == "0123" and MtebEncoder(Towers(), revision="v1").revision == "v1"
+def test_the_revision_names_all_that_the_scores_depend_on():
+    """mteb takes stored results of an equal revision."""
+    revisions = {MtebEncoder(Towers()).revision, MtebEncoder(Towers(), similarity="cosine").revision}
+    for name, value in [
+        ("query_prefix", "q: "),
+        ("passage_prefix", "p: "),
+        ("query_sentence_encoder", SimpleNamespace(fingerprint=lambda: "4567")),
+        ("passage_sentence_encoder", SimpleNamespace(fingerprint=lambda: "4567")),
+    ]:
+        model = Towers()
+        setattr(model, name, value)
+        revisions.add(MtebEncoder(model).revision)
+    assert len(revisions) == 6
+    assert MtebEncoder(Towers()).revision in revisions and MtebEncoder(Towers(), revision="v1").revision == "v1"
 
 
 @pytest.mark.parametrize("make, message", [

@@ -86,5 +86,5 @@ def test_metadata(model):
 
     meta = MtebEncoder(model, "some/name").mteb_model_meta
     assert isinstance(meta, mteb.models.ModelMeta)
-    assert (meta.name, meta.revision) == ("some/name", model.sentence_encoder.fingerprint())
+    assert (meta.name, meta.revision) == ("some/name", MtebEncoder(model).revision)
     assert meta.similarity_fn_name == "cosine"

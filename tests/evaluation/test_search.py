@@ -76,6 +76,13 @@ def test_evaluates():
     assert list(result.run) == list(QUERIES)
 
 
+def test_evaluating_asks_an_encoder_of_the_queries_own_and_so_far_as_told():
+    result = evaluate_retrieval(
+        encode, COLLECTION, ["R@100"], encode_queries=lambda texts: encode(["heat"] * len(texts)), top_k=1
+    )
+    assert [list(found) for found in result.run.values()] == [["c"]] * 3
+
+
 @pytest.mark.parametrize("function, options, message", [
     (encode, {"top_k": 0}, "`top_k`.*0"), (encode, {"top_k": True}, "`top_k`"),
     (encode, {"block_size": 0}, "`block_size`"), (encode, {"similarity": "l2"}, "`similarity`.*'l2'"),

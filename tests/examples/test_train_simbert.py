@@ -95,10 +95,10 @@ def test_help_names_every_option(capsys):
 
 def test_the_next_free_folder_is_taken(tmp_path):
     options = train_simbert.parse_arguments(["--output", str(tmp_path / "run")])
-    assert free_folder(options.output, options.resume) == tmp_path / "run"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run-2").mkdir()
-    assert free_folder(options.output, options.resume) == tmp_path / "run-3"
+    # Each is made at once: the next one, be it another process's, takes another.
+    taken = [free_folder(options.output, options.resume) for _ in range(3)]
+    assert taken == [tmp_path / name for name in ("run", "run-2", "run-3")]
+    assert all(folder.is_dir() for folder in taken)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """BiEncoder: its loss against NumPy, one and two towers, prefixes, folders, half precision."""
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import simretro
 from simretro.data import QueryPassages, TrainingQuery
 from simretro.methods import BiEncoder, RetroMAE
 from simretro.models import SentenceEncoder, build_transformer_model, export_weights, write_folder
@@ -544,3 +546,22 @@ def test_loss_of_vectors_on_the_device_is_float32():
 def test_backends_without_a_gradient_cache_say_so():
     with pytest.raises(NotImplementedError, match=f"`gradient_cache_rows=4` needs the TensorFlow backend.*{BACKEND}"):
         make().compile("sgd", gradient_cache_rows=4)
+
+
+def test_prefixes_and_similarity_come_back_from_a_folder_of_sentence_transformers(tmp_path):
+    model = make(query_prefix="a ", passage_prefix="b ", similarity="dot")
+    model.save_pretrained(tmp_path / "own", format="sentence-transformers")
+    said = json.loads((tmp_path / "own/config_sentence_transformers.json").read_text("utf-8"))
+    assert said["prompts"] == {"query": "a ", "document": "b "} and said["similarity_fn_name"] == "dot"
+    simretro.export(model, tmp_path / "exported", "sentence-transformers")
+    for folder in ("own", "exported"):
+        again = BiEncoder.from_pretrained(tmp_path / folder)
+        assert (again.query_prefix, again.passage_prefix, again.similarity) == ("a ", "b ", "dot")
+        np.testing.assert_allclose(again.encode_queries(TEXTS), model.encode_queries(TEXTS), atol=1e-5)
+
+
+def test_lengths_to_cut_at_may_be_replaced(tmp_path):
+    make(matryoshka_sizes=[4, 8]).save_pretrained(tmp_path / "model")
+    assert BiEncoder.from_pretrained(tmp_path / "model", matryoshka_sizes=[8]).matryoshka_weights == [1.0]
+    assert BiEncoder.from_pretrained(tmp_path / "model", matryoshka_sizes=None).matryoshka_sizes is None
+    assert list(BiEncoder.from_pretrained(tmp_path / "model").matryoshka_sizes) == [4, 8]

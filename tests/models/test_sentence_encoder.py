@@ -1,4 +1,5 @@
 import gc
+import json
 import warnings
 import weakref
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from simretro.models import SentenceEncoder, build_transformer_model
+from simretro.models import SentenceEncoder, build_transformer_model, export_weights, load_weights, write_folder
 from simretro.models import sentence_encoder as sentence_encoder_module
+from simretro.models.builder import load_pretrained
 from simretro.models.sentence_encoder import batches_by_length
 from simretro.tokenizers import Tokenizer, TruncationWarning
 
@@ -90,6 +92,81 @@ def test_fingerprint_changes_with_all_that_a_vector_depends_on():
     marks.add(encoder.fingerprint())
     encoder.encoder.config["hidden_act"] = "relu"  # the same weights, other vectors
     assert len(marks | {encoder.fingerprint()}) == 5
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("num_attention_heads", 4), ("layer_norm_eps", 1e-3), ("position_embedding_type", "rotary"),
+        ("position_offset", 2), ("pad_token_id", 1),
+    ],
+)  # fmt: skip
+def test_fingerprint_names_what_the_weights_do_not_show(key, value):
+    encoder = make()
+    before = encoder.fingerprint()
+    encoder.encoder.config[key] = value
+    assert encoder.fingerprint() != before
+
+
+def test_fingerprint_names_the_vocabulary():
+    encoder = make()
+    swapped = Tokenizer({**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]})
+    assert SentenceEncoder(encoder.encoder, swapped).fingerprint() != encoder.fingerprint()
+
+
+def test_weights_that_are_no_numbers_are_refused_and_none_is_assigned():
+    encoder = make().encoder
+    weights = {name: array + 1 for name, array in export_weights(encoder).items()}
+    before = export_weights(encoder)
+    weights["block_0/query/kernel"][0, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity.*block_0/query/kernel|block_0/query/kernel.*NaN or infinity"):
+        load_weights(encoder, weights, "model")
+    for name, array in export_weights(encoder).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def sentence_folder(tmp_path, tokenizer=None, **files):
+    """A folder of sentence-transformers, with some of its files replaced: {name without ending: content}."""
+    encoder = make("mean").encoder
+    folder = tmp_path / "model"
+    facts = {"sentence_encoder": {"pooling": "mean", "normalize": True, "maxlen": 12}}
+    write_folder(folder, encoder, tokenizer or Tokenizer(VOCAB), facts, "sentence-transformers")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), "utf-8")
+    return folder
+
+
+def test_a_tokenizer_that_pads_with_another_id_than_the_config_of_a_bert(tmp_path):
+    """As multilingual E5: a BERT with the vocabulary of XLM-R."""
+    shifted = Tokenizer({**VOCAB, "[PAD]": 1, "[UNK]": 0})
+    folder = sentence_folder(tmp_path, shifted)
+    encoder = SentenceEncoder.from_pretrained(folder)
+    assert encoder.encoder.config["pad_token_id"] == 1
+    np.testing.assert_allclose(encoder.encode(["a", "a b c d e"])[0], encoder.encode(["a"])[0], atol=1e-6)
+
+
+def test_a_limit_beyond_the_positions_is_cut(tmp_path):
+    folder = sentence_folder(tmp_path, sentence_bert_config={"max_seq_length": 72})
+    assert SentenceEncoder.from_pretrained(folder).maxlen == 70
+
+
+def test_a_default_prompt_is_told(tmp_path):
+    content = {"prompts": {"passage": "p "}, "default_prompt_name": "passage"}
+    folder = sentence_folder(tmp_path, config_sentence_transformers=content)
+    with pytest.warns(UserWarning, match="puts 'p ' before each text"):
+        SentenceEncoder.from_pretrained(folder)
+
+
+def test_old_folders_that_lower_the_case_do_so_in_every_way_of_reading(tmp_path):
+    cased = Tokenizer({**VOCAB, "A": 30, "B": 31}, do_lower_case=False)
+    encoder = build_transformer_model({**CONFIG, "vocab_size": 32})
+    settings = {"pooling": "mean", "normalize": True, "maxlen": 12}
+    folder = tmp_path / "model"
+    write_folder(folder, encoder, cased, {"sentence_encoder": settings}, "sentence-transformers")
+    content = {"max_seq_length": 12, "do_lower_case": True}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(content), "utf-8")
+    for tokenizer in (SentenceEncoder.from_pretrained(folder).tokenizer, load_pretrained(folder)[1]):
+        assert tokenizer.tokenize("A b") == ["[CLS]", "a", "b", "[SEP]"]
 
 
 def test_bad_arguments_are_named():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from simretro.data import Document
-from simretro.retrieval import EncodedCorpus, ExactIndex, encode_corpus, normalize_rows, stored_vectors
+from simretro.retrieval import EncodedCorpus, ExactIndex, encode_corpus, exact, normalize_rows, stored_vectors
 from simretro.retrieval import corpus as corpus_module
 from tests.retrieval.killed_encoding import encode
 
@@ -526,3 +526,29 @@ def test_numpy_numbers_are_numbers(tmp_path):
     numbers = {"block_size": np.int64(8), "num_shards": np.int32(2), "shard_index": np.uint8(1)}
     folder = encode_corpus(encode, DOCUMENTS, tmp_path / "enc", **numbers)
     assert json.loads((folder / "corpus.json").read_text())["settings"]["block_size"] == 8
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "binary"])
+def test_shards_of_unlike_lengths_that_are_searched_in_several_blocks(dtype, similarity, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    vectors, queries = rng.standard_normal((41, 12)).astype("float32"), rng.standard_normal((5, 12))
+    vectors[1::3] *= 100  # those of one shard
+    by_text = {str(i): i for i in range(41)}
+    documents = dict(zip(by_text, by_text, strict=True))
+
+    def vectors_of(texts):
+        return vectors[[by_text[text] for text in texts]]
+
+    folder = encode_corpus(vectors_of, documents, tmp_path / "whole", dtype, similarity=similarity)
+    expected_scores, expected_rows = EncodedCorpus.load(folder).search(queries, 9)
+    for shard in range(3):
+        encode_corpus(
+            vectors_of, documents, tmp_path / "enc", dtype, similarity=similarity, shard_index=shard, num_shards=3
+        )
+    for name in ("_MIN_ROWS", "_MAX_ROWS"):
+        monkeypatch.setattr(exact, name, 10)
+    monkeypatch.setattr(stored_vectors, "_CODES_PER_BLOCK", 10)
+    scores, rows = EncodedCorpus.load(tmp_path / "enc").search(queries, 9)
+    np.testing.assert_array_equal(rows, expected_rows)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)

@@ -80,6 +80,11 @@ def test_margins_by_hand():
     assert found(absolute_margin=0.3, relative_margin=0.1) == ["d"]
 
 
+def test_the_range_counts_before_a_margin_takes_out():
+    collection = RetrievalCollection(line(20), {"q": "query"}, {"q": {"d3": 1}})
+    assert ids(mine(collection, rank_range=(2, 6), absolute_margin=1e-9)) == [["d4", "d5", "d6"]]
+
+
 def test_relative_margin_of_a_negative_score():
     """The closer one must go: -0.49 is above -0.50 - 0.05 * 0.50."""
     documents = {"positive": "a", "closer": "b", "just beyond": "c", "far": "d"}
