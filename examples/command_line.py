@@ -12,6 +12,8 @@ import keras
 
 from simretro.files import atomic_file
 
+_claimed: set[Path] = set()  # folders of runs that `free_folder` has made
+
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Keeps the lines of the description, and shows defaults."""
@@ -30,7 +32,8 @@ def one_line_errors():
 
 
 def stop(message):
-    """Ends the program as `argparse` does."""
+    """Ends the program as `argparse` does; a folder that it has taken and not yet used is free again."""
+    _free_claimed()
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -60,18 +63,22 @@ def free_folder(folder, resume):
         if not (folder / "checkpoints").is_dir():
             stop(f"--resume: there is no run in {folder}; give its folder as --output")
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            free.mkdir()
-            atexit.register(_remove_if_empty, free)  # of a run that ended before it wrote anything
-            return free
+    with one_line_errors():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                free.mkdir()
+                _claimed.add(free)
+                return free
 
 
-def _remove_if_empty(folder):
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+@atexit.register
+def _free_claimed():
+    """Removes the folders of runs that ended before they wrote anything."""
+    while _claimed:
+        with contextlib.suppress(OSError):  # it is not empty
+            _claimed.pop().rmdir()
 
 
 def deciding(options, free):

@@ -129,10 +129,11 @@ def test_an_interrupted_run_goes_on_exactly(documents, config, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_the_written_folder_is_a_start_for_the_next_run_on_all_devices(documents, tmp_path):
-    run("--documents", *documents, "--output", tmp_path / "run")
+    run("--documents", *documents, "--pooling", "mean", "--window-sentences", 1, "--output", tmp_path / "run")
     first = trained(tmp_path / "run")
     init = ["--init", tmp_path / "run" / "model", "--strategy", "mirrored", "--micro-batches", 2]
-    run("--documents", *documents, *init, "--output", tmp_path / "run")
+    ccp, _, _ = run("--documents", *documents, *init, "--output", tmp_path / "run")
+    assert (ccp.pooling, ccp.window_sentences) == ("mean", 1)
     second = trained(tmp_path / "run-2")  # a run that is there is never overwritten
     weights = [name for name in first if name.startswith("model")]
     changes = [np.abs(second[name] - first[name]).max() for name in weights]
@@ -199,7 +200,12 @@ def test_defaults_depend_on_where_documents_and_weights_come_from(documents, con
     assert list(own.documents) == ["en", "de", "tr"] and str(own.documents["tr"]) == documents[2]
     assert (own.is_config, own.pooling, own.bank_size, own.steps_per_epoch) == (True, "cls", 32768, None)
     assert (own.learning_rate, own.mlm_share, own.languages) == (1e-3, 0.5, None)
-    assert parsed("--documents", *documents, "--init", "some-model").learning_rate == 3e-5
+    kept = parsed("--documents", *documents, "--init", "some-model")
+    assert kept.learning_rate == 3e-5
+    # What the checkpoint knows of itself is left to it.
+    names = ("pooling", "bank_size", "maxlen", "temperature", "window_sentences", "projection_size")
+    assert [getattr(kept, name) for name in names] == [None] * 6
+    assert [getattr(own, name) for name in names] == ["cls", 32768, 64, 0.1, 2, 128]
     named = parsed("--documents", documents[0], f"zh-CN={documents[1]}", "--bank-size", 0, "--quick")
     assert (list(named.documents), named.bank_size, named.epochs) == (["en", "zh-CN"], 0, 2)
 

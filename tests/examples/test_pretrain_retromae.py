@@ -208,6 +208,7 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
     assert (own.rows_per_batch, own.bow_weight) == (64, 0.0)
     assert parsed("--corpus", corpus, "--init", "some-model").learning_rate == 1e-4
     assert parsed("--corpus", corpus, "--decoding", "none").decoding is None
+    assert [parsed("--quick", *more).max_steps for more in ([], ["--max-steps", 2])] == [4, 2]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,7 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
         (["--corpus", "missing.txt"], "--corpus: missing.txt does not exist"),
         (["--epochs", "0"], "--epochs must be at least 1; received 0"),
         (["--micro-batches", "3"], "--micro-batches 3 must divide --rows-per-batch 16"),
+        (["--probe-steps", "5"], "--probe-steps needs --probe"),
         (["--resume"], "--resume: there is no run in"),
     ],
 )

@@ -139,9 +139,11 @@ def test_the_written_folder_is_a_start_for_the_next_run_also_under_a_strategy(be
 @pytest.mark.slow
 def test_the_next_run_keeps_how_the_checkpoint_makes_its_vectors(beir, tmp_path):
     own = ["--query-prefix", "q ", "--passage-prefix", "p ", "--similarity", "dot", "--projection-size", 8]
+    own += ["--temperature", 2, "--symmetric", "--teacher-temperature", 3]
     run("--data", beir, *own, "--output", tmp_path / "run")
     again, _ = run("--data", beir, "--init", tmp_path / "run" / "model", "--output", tmp_path / "run")
     assert (again.query_prefix, again.passage_prefix, again.similarity, again.projection_size) == ("q ", "p ", "dot", 8)
+    assert (again.temperature, again.symmetric, again.teacher_temperature) == (2, True, 3)
     again, _ = run(
         "--data", beir, "--init", tmp_path / "run" / "model", "--query-prefix", "", "--output", tmp_path / "run"
     )
@@ -203,6 +205,11 @@ def test_defaults_depend_on_where_the_weights_come_from(beir, config):
         options = train_retriever.parse_arguments(list(map(str, arguments)))
         return options.epochs, options.maxlen, options.learning_rate
 
+    def temperature(*arguments):
+        return train_retriever.parse_arguments(list(map(str, arguments))).temperature
+
+    assert temperature() is None and temperature("--similarity", "dot") == 1  # None: the model's own
+    assert temperature("--similarity", "dot", "--temperature", 2) == 2
     assert parsed() == (4, 64, 5e-4)
     assert parsed("--data", beir, "--init", config) == (4, 128, 5e-4)
     assert parsed("--data", beir, "--init", "some-model") == (3, 128, 2e-5)
@@ -217,6 +224,7 @@ def test_defaults_depend_on_where_the_weights_come_from(beir, config):
         (["--data", "{config}"], "--data: config.json must end in .jsonl"),
         (["--epochs", "0"], "--epochs must be at least 1; received 0"),
         (["--held-out", "1"], "--held-out must be in [0, 1); received 1.0"),
+        (["--data", "{beir}", "--relative-margin", "0.1"], "--relative-margin is for the model's scores"),
         (["--mine-epochs", "-1"], "--mine-epochs must not be negative; received -1"),
         (["--mine-epochs", "1", "--negatives", "none"], "--mine-epochs needs hard negatives"),
         (["--mine-epochs", "1", "--distillation", "kl"], "--mine-epochs finds passages that no teacher has scored"),
