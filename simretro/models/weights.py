@@ -33,8 +33,8 @@ def quick_checksum(model: keras.Model) -> int:
     """A number that changes when the encoder's weights are replaced or trained, and takes a millisecond.
 
     Of all biases and gains, and of some numbers of each matrix, which an update changes as a whole; of more numbers of
-    a table whose rows are looked up, spread over these. What is for the MLM head alone is left out. To compare models
-    that are not in one process, take a fingerprint.
+    a table whose rows are looked up, spread over these: a few rows assigned by hand may go unnoticed. What is for the
+    MLM head alone is left out. To compare models that are not in one process, take a fingerprint.
     """
     sample = compiled(model, "checksum", lambda: _sample(model))
     return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(sample())))
