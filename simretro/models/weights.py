@@ -11,7 +11,7 @@ from keras import ops
 from simretro.checkpoints.variables import OPTIONAL_PARTS
 from simretro.models.compiled import compiled
 
-_NUMBERS_OF_TABLE, _NUMBERS_OF_MATRIX = 2048, 16  # that a quick checksum reads
+_NUMBERS_OF_TABLE, _NUMBERS_OF_MATRIX = 512, 16  # that a quick checksum reads
 
 
 def named_variables(model: keras.Model) -> dict[str, keras.Variable]:

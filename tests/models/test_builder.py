@@ -61,7 +61,7 @@ def test_quick_checksum_notices_rows_of_a_table():
     noticed = 0
     for start in range(0, 5000, 100):
         changed = values.copy()
-        changed[start : start + 100 : 10] += 1e-3  # ten tokens of a text
+        changed[start : start + 100 : 2] += 1e-3  # fifty tokens of a batch
         table.assign(changed)
         noticed += quick_checksum(model) != before
     assert noticed >= 45
