@@ -122,7 +122,7 @@ def pretrain(encoder, tokenizer, texts, objective, seed, options):
 
 
 def fine_tune(encoder, tokenizer, collections, seed, rate, options):
-    """The test result of the epoch that is best on the dev queries."""
+    """(dev, the test result) of the moment that is best on the dev queries, or with `checks` 0 of the end."""
     train, dev, test = collections
     queries = queries_of_collection(train.documents, train.queries, train.qrels)
     data = QueryPassages(queries, tokenizer, 32, 32, MAXLEN, seed=seed, each_positive=True)

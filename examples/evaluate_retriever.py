@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import python_docs
-from command_line import HelpFormatter, one_line_errors, stop
+from command_line import HelpFormatter, one_line_errors
 from simretro import BiEncoder
 from simretro.evaluation import (
     bm25_run,
@@ -103,7 +103,7 @@ def open_corpus(model, collection, options):
     shards = [path.parent for path in sorted(folder.glob("shard-*-of-*/corpus.json"))]
     if is_shard:
         wanted = [{"shard_index": options.shard_index, "num_shards": options.num_shards}]
-    else:  # finished shards are only compared with the documents
+    else:  # what is finished is only compared with the documents and the options
         wanted = [
             dict(zip(("shard_index", "num_shards"), map(int, path.name.split("-")[1::2]), strict=True))
             for path in shards
@@ -114,10 +114,6 @@ def open_corpus(model, collection, options):
         print(f"encoded: {made}")
         return None
     corpus = EncodedCorpus.load(folder, model)
-    if corpus.ids != list(collection.documents):
-        stop(f"--corpus-folder: {folder} holds other documents than --data; name another folder")
-    if corpus.dtype != options.dtype:
-        stop(f"--corpus-folder: {folder} holds {corpus.dtype} vectors, but --dtype is {options.dtype}")
     print(corpus)
     return corpus
 

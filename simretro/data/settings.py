@@ -1,4 +1,4 @@
-"""What can be set of the batches of pairs, and what these settings must be."""
+"""What can be set of a data set, and of the batches of pairs in particular; what these settings must be."""
 
 from dataclasses import dataclass, fields
 
