@@ -54,7 +54,7 @@ def simretro(settings):
 
 def main():
     def add_arguments(parser):
-        parser.add_argument("--plain", action="store_true", help="also one step without the cache: some 20 GiB")
+        parser.add_argument("--plain", action="store_true", help="also one step without the cache: some 14 GiB")
 
     options = options_of(__doc__, 3, 1, add_arguments)
     rows, chunk = (32, 8) if options.quick else (ROWS, CHUNK)

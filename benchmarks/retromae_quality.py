@@ -88,7 +88,7 @@ def parse_arguments():
     parser.add_argument("--checks", type=int, default=2, help="dev measurements of a fine-tuning; 0: take its end")
     parser.add_argument("--new-rate", type=float, default=3e-4, help="of the fine-tuning of new weights, with --init")
     parser.add_argument("--init", help="checkpoint to start from, in place of new weights")
-    parser.add_argument("--pooling", default="cls", choices=["cls", "mean"], help="of the retriever")
+    parser.add_argument("--pooling", default="cls", choices=["cls", "mean"], help="of pre-training and retriever")
     parser.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16"])
     parser.add_argument("--results", type=Path, default=Path("retromae_quality.jsonl"))
     parser.add_argument("--record", action="store_true", help="append the table to RESULTS.md")
@@ -114,7 +114,7 @@ def pretrain(encoder, tokenizer, texts, objective, seed, options):
     """Trains the encoder in place; returns the logs of the last epoch."""
     arguments, of_data = OBJECTIVES[objective]
     data = MaskedDocuments(texts, tokenizer, options.rows, MAXLEN, options.mask_rate, seed, **of_data)
-    mae = RetroMAE(encoder, tokenizer, seed=seed, **arguments)
+    mae = RetroMAE(encoder, tokenizer, pooling=options.pooling, seed=seed, **arguments)
     mae.compile(build_optimizer("adamw", options.learning_rate, global_clipnorm=1.0))
     deadline = Deadline(options.seconds, options.learning_rate, warmup_steps=100)
     history = mae.fit(data, epochs=10_000, callbacks=[deadline], verbose=0).history

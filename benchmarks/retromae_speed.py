@@ -128,11 +128,12 @@ def pretense(settings):
 def main():
     def add_arguments(parser):
         parser.add_argument("--pretense-python", help="interpreter that has pretense; without it, simretro alone")
+        parser.add_argument("--model", help="folder of MiniLM, whose tokenizer is used; default: that of the package")
         parser.add_argument("--objectives", action="store_true", help="time the other objectives, too")
 
     options = options_of(__doc__, 4, 3, add_arguments)
     rows = 4 if options.quick else ROWS
-    model = find_model(options.pretense_python or options.peer_python)
+    model = options.model or find_model(options.pretense_python or options.peer_python or sys.executable)
     shape = f"{SHAPE[0]}x{SHAPE[1]}, vocabulary {VOCAB_SIZE:,}, {rows} rows of {LENGTH} tokens"
     with Benchmark(__file__, options, shape) as benchmark:
         settings = {"model": str(model), "rows": rows}

@@ -15,11 +15,25 @@ from simretro.files import atomic_file
 _claimed: set[Path] = set()  # folders of runs that `free_folder` has made
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the lines of the description, and shows defaults."""
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description, and shows the defaults that tell something."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=30, width=110)
+
+    def _get_help_string(self, action):
+        told, default = action.help or "", action.default
+        is_value = default not in (None, "", argparse.SUPPRESS) and not isinstance(default, bool) and default != []
+        if not is_value or "default" in told:
+            return told
+        return f"{told} (default: {in_words(default).replace('%', '%%')})"
+
+
+def in_words(value):
+    """A value as it is typed."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(in_words, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @contextlib.contextmanager
@@ -40,7 +54,7 @@ def stop(message):
 
 def add_strategy(parser):
     """Adds `--strategy`, for `strategy_scope`."""
-    parser.add_argument("--strategy", default="none", choices=["none", "mirrored"], help="mirrored: all devices")
+    parser.add_argument("--strategy", default="none", choices=["none", "mirrored"], help="mirrored: on all devices")
 
 
 def strategy_scope(name):

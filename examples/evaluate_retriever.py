@@ -1,6 +1,6 @@
 """Measure a retriever: trec_eval's metrics with intervals, BM25 and hybrid search beside it, and whether they differ.
 
-    python examples/evaluate_retriever.py --model runs/retriever/model --data beir/scifact --bm25 --hybrid
+    python examples/evaluate_retriever.py --model runs/retriever/model --data beir/nfcorpus --bm25 --hybrid
     python examples/evaluate_retriever.py --model runs/retriever/model --data beir/nq --corpus-folder enc --dtype int8
     python examples/evaluate_retriever.py --data beir/nq --corpus-folder enc --num-shards 8 --shard-index 3
 
@@ -51,14 +51,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     model.add_argument("--engine", default="keras", choices=ENGINE_NAMES, help="what encodes on a CPU")
     data = parser.add_argument_group("data")
     data.add_argument("--data", type=Path, help="BEIR folder")
-    data.add_argument("--split", default="test")
+    data.add_argument("--split", default="test", help="whose queries are searched")
     data.add_argument("--bm25", action="store_true", help="measure BM25, too")
     data.add_argument("--hybrid", action="store_true", help="and both fused by their ranks")
     data.add_argument("--top-k", type=int, default=1000, help="documents found for each query")
     data.add_argument("--metrics", nargs="+", default=METRICS, help="as of ir-measures; AP is MAP, RR is MRR")
     corpus = parser.add_argument_group("corpus")
     corpus.add_argument("--corpus-folder", type=Path, help="vectors of the documents; a killed run goes on there")
-    corpus.add_argument("--dtype", default="float32", choices=["float32", "float16", "int8", "binary"])
+    corpus.add_argument(
+        "--dtype", default="float32", choices=["float32", "float16", "int8", "binary"], help="of the vectors in it"
+    )
     corpus.add_argument("--num-shards", type=int, help="how many there are in all")
     corpus.add_argument("--shard-index", type=int, help="encode this shard only")
     corpus.add_argument("--batch-size", type=int, default=64, help="texts of 64 tokens on the device at a time")

@@ -22,7 +22,7 @@ from simretro.exports import FORMATS
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--model", required=True, help="folder that simretro reads, or hub name")
-    parser.add_argument("--to", required=True, choices=FORMATS)
+    parser.add_argument("--to", required=True, choices=FORMATS, help="format")
     parser.add_argument("--output", required=True, type=Path, help="folder")
     parser.add_argument("--tower", choices=["query", "passage"], help="of a model with two encoders")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is there")

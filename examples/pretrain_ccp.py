@@ -27,18 +27,14 @@ from simretro import CCP, train_wordpiece
 from simretro.data import ContextWindows, iter_documents
 from simretro.evaluation import TextPair, evaluate_bitext
 from simretro.tokenizers import TruncationWarning
-from simretro.training import (
-    EmbeddingMonitor,
-    LearningRate,
-    Throughput,
-    TrainingCheckpoint,
-    mean_tokens_per_step,
-)
+from simretro.training import LearningRate, Throughput, TrainingCheckpoint, mean_tokens_per_step
 from training_runs import (
     add_model_options,
     add_run_options,
     add_warmup,
+    begin_run,
     defaults_told,
+    embedding_monitor,
     facts_of,
     fill_in,
     is_config,
@@ -59,7 +55,8 @@ SMALL_MODEL = {
 }
 TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
 # Without `--documents`: ten minutes on two cores. Short pieces of words are what these languages share. There is no
-# bank: at such a rate its vectors are soon another network's, and what is learnt is to tell old vectors from new.
+# bank: at such a rate its vectors are soon another network's, and what is learnt is to tell old vectors from new. A
+# checkpoint, which has a low rate, gets the bank that `CCP` has by default, or its own.
 SMALL_JOB = {
     "languages": ["en", "de", "fr", "es"],
     "maxlen": 48,
@@ -79,7 +76,7 @@ OWN_DOCUMENTS = {
     "vocab_size": 8000,
     "pooling": "cls",
     "mlm_share": 0.5,
-    "bank_size": 32768,
+    "bank_size": 0,
     "epochs": 1,
     "steps_per_epoch": None,
     "pairs_per_batch": 32,
@@ -119,12 +116,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     objective = parser.add_argument_group("objective")
     objective.add_argument("--pooling", choices=["cls", "mean"], help="what becomes the vector")
     objective.add_argument("--mlm-share", type=float, help="of masked language modelling among the batches")
-    objective.add_argument("--mask-rate", type=float, default=0.15)
-    objective.add_argument("--temperature", type=float)
+    objective.add_argument("--mask-rate", type=float, default=0.15, help="share of the tokens that are masked")
+    objective.add_argument("--temperature", type=float, help="default: the checkpoint's own, or 0.1")
     objective.add_argument("--bank-size", type=int, help="vectors kept of each language; from scratch a few, or 0")
-    objective.add_argument("--projection-size", type=int)
+    objective.add_argument("--projection-size", type=int, help="of the head; default: the checkpoint's own, or 128")
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=int)
+    training.add_argument("--epochs", type=int, help="see below")
     training.add_argument("--steps-per-epoch", type=int, help="default with --documents: each sentence once")
     training.add_argument("--pairs-per-batch", type=int, help="pairs of the batch of all devices")
     training.add_argument(
@@ -139,7 +136,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     after.add_argument(
         "--scale", default="std", choices=["std", "variance", "none"], help="what the paper's word means"
     )
-    after.add_argument("--rotate", default="procrustes", choices=["procrustes", "adversarial", "none"])
+    after.add_argument(
+        "--rotate", default="procrustes", choices=["procrustes", "adversarial", "none"],
+        help="how the languages' spaces are turned onto one another",
+    )  # fmt: skip
     after.add_argument("--tatoeba", type=Path, help="LASER's folder of Tatoeba sentences")
     after.add_argument("--pairs", type=Path, help=".tsv of aligned sentences: language, text, language, text")
     options = parser.parse_args(arguments)
@@ -275,33 +275,29 @@ def prepare(ccp, data, probe_texts, options):
     )
     shares = ", ".join(f"{name} {count:,}" for name, count in data.num_pairs.items())
     print(f"{ccp.encoder.count_params():,} parameters; sentences: {shares}; {len(data)} steps an epoch")
-    checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, every_steps=options.save_steps)
-    callbacks = [
-        Throughput(tokens_per_step=mean_tokens_per_step(data, ccp.tokenizer.pad_token_id)),
-        LearningRate(),
-        EmbeddingMonitor(encoder_of(ccp), probe_texts),
-        checkpoint,
-    ]
-    callbacks += tensorboard(options)
-    return callbacks, checkpoint, checkpoint.restore(ccp) if options.resume else 0
+    evaluations = embedding_monitor(encoder_of(ccp), probe_texts)
+    checkpoint = TrainingCheckpoint(
+        options.output / "checkpoints", data, every_steps=options.save_steps or None, evaluations=evaluations
+    )
+    throughput = Throughput(tokens_per_step=mean_tokens_per_step(data, ccp.tokenizer.pad_token_id))
+    callbacks = [throughput, LearningRate(), *evaluations, checkpoint, *tensorboard(options, evaluations)]
+    return callbacks, checkpoint, begin_run(checkpoint, ccp, options)
 
 
 def pretrain(ccp, data, texts, options):
-    """Trains with checkpoints and monitors; returns the logs of all epochs."""
+    """Trains with checkpoints and monitors; returns the checkpoint, which knows the logs of all epochs."""
     with one_line_errors():
         callbacks, checkpoint, first_epoch = prepare(ccp, data, probe_texts(texts, options.seed), options)
         write_options(options, FREE_ON_RESUME)
     if first_epoch < options.epochs:
         ccp.fit(data, epochs=options.epochs, initial_epoch=first_epoch, callbacks=callbacks)
-    return checkpoint.history
+    return checkpoint
 
 
 def probe_texts(texts, seed):
     """Texts for the monitor, as many of each language as there are."""
     each = max(1, PROBE_TEXTS // len(texts))
     chosen = {text: None for own in texts.values() for text in random.Random(seed).sample(own, min(each, len(own)))}
-    if len(chosen) < 16:
-        stop(f"the documents have {len(chosen)} different sentences; at least 16 are needed to watch the embeddings")
     return list(chosen)
 
 
@@ -378,8 +374,8 @@ def main(arguments: Sequence[str] | None = None):
             ccp = build_model(options, sources)
             data = load_data(options, sources, ccp)
         before = measure(ccp, evaluations)
-        history = pretrain(ccp, data, texts, options)
-    ccp.save_pretrained(options.output / "model", facts_of(options, history))
+        checkpoint = pretrain(ccp, data, texts, options)
+    ccp.save_pretrained(options.output / "model", facts_of(options, checkpoint))
     ccp = CCP.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     calibrator = calibrate(ccp, texts, options)

@@ -5,7 +5,7 @@ pre-training bought is then shown by fine-tuning, on questions about modules tha
 
     python examples/pretrain_retromae.py
     python examples/pretrain_retromae.py --corpus docs.jsonl --init bert-base-uncased --bow-weight 0.1
-    python examples/pretrain_retromae.py --corpus docs.txt --init config.json --probe beir/scifact
+    python examples/pretrain_retromae.py --corpus docs.txt --init config.json --probe beir/nfcorpus
 """
 
 import argparse
@@ -21,13 +21,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import python_docs
-from command_line import HelpFormatter, check_same, free_folder, one_line_errors, stop, strategy_scope, write_options
+from command_line import HelpFormatter, check_same, free_folder, one_line_errors, strategy_scope, write_options
 from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, train_wordpiece
 from simretro.data import iter_documents, queries_of_collection
 from simretro.evaluation import bm25_run, evaluate_retrieval, read_beir, retrieval_metrics
 from simretro.tokenizers import TruncationWarning
 from simretro.training import (
-    EmbeddingMonitor,
     LearningRate,
     PeriodicEvaluation,
     Throughput,
@@ -40,7 +39,9 @@ from training_runs import (
     add_model_options,
     add_run_options,
     add_warmup,
+    begin_run,
     defaults_told,
+    embedding_monitor,
     facts_of,
     fill_in,
     is_config,
@@ -65,6 +66,9 @@ TINY_SIZES = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 96
 SMALL_JOB = {"maxlen": 64, "rows_per_batch": 8, "max_steps": 2000, "bow_weight": 1.0, "learning_rate": 5e-4}
 OWN_CORPUS = {"maxlen": 128, "rows_per_batch": 64, "max_steps": None, "bow_weight": 0.0, "learning_rate": 1e-3}
 CHECKPOINT_RATE = 1e-4
+# Option -> setting of RetroMAE. Where it is not given, it stays as the checkpoint has it, or is RetroMAE's default.
+OF_THE_MODEL = {name: name for name in ("decoding", "decoder_mask_rate", "query_norm", "bow_weight", "pooling")}
+OF_THE_MODEL["mask_pool"] = "mask_pool_size"
 # Of the fine-tuning that shows what the pre-training bought.
 FINE_TUNING = {"queries_per_batch": 64, "query_maxlen": 24, "passage_maxlen": 64}
 FINE_TUNING_EPOCHS, FINE_TUNING_RATE = 1, 5e-4
@@ -89,14 +93,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     model = parser.add_argument_group("model")
     add_model_options(model, 6000, ["mlm_head"])
     objective = parser.add_argument_group("objective")
-    objective.add_argument("--decoding", default="enhanced", choices=["enhanced", "basic", "none"])
     objective.add_argument("--mask-rate", type=float, default=0.3, help="of the encoder's tokens")
-    objective.add_argument("--decoder-mask-rate", type=float, default=0.5)
-    objective.add_argument("--query-norm", action="store_true", help="queries as in DupMAE's and BGE's code")
-    objective.add_argument("--mask-pool", type=int, help="whole-word decoder masks from a pool of this size")
-    objective.add_argument("--bow-weight", type=float, help="of the bag of words; DupMAE: 0.1")
+    add_objective(objective)
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=int, default=1)
+    training.add_argument("--epochs", type=int, default=1, help="at most so many")
     training.add_argument("--max-steps", type=int, help="end after so many steps")
     training.add_argument("--rows-per-batch", type=int, help="rows of the batch of all devices")
     training.add_argument("--learning-rate", type=float, help="from a checkpoint 1e-4")
@@ -110,12 +110,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error("--cache is for the documents of --corpus: those of the installed packages are kept in memory")
     if options.epochs < 1:
         parser.error(f"--epochs must be at least 1; received {options.epochs}")
-    if options.decoding == "none":
-        options.decoding = None
     options.is_config = is_config(options.init)
     defaults = dict(OWN_CORPUS if options.corpus else SMALL_JOB)
     if options.init and not options.is_config:
-        defaults["learning_rate"] = CHECKPOINT_RATE
+        defaults |= {"learning_rate": CHECKPOINT_RATE, "bow_weight": None}
     fill_in(options, {"max_steps": 4} if options.quick else {})
     fill_in(options, defaults)
     if options.probe_steps is not None and options.probe is None:
@@ -123,6 +121,28 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if options.rows_per_batch % max(1, options.micro_batches):
         parser.error(f"--micro-batches {options.micro_batches} must divide --rows-per-batch {options.rows_per_batch}")
     return options
+
+
+def add_objective(group):
+    """Adds what a checkpoint of RetroMAE knows of itself."""
+    group.add_argument(
+        "--decoding", choices=["enhanced", "basic", "none"], help="default: the checkpoint's own, or enhanced"
+    )
+    group.add_argument(
+        "--decoder-mask-rate", type=float, help="of the decoder's tokens; default: the checkpoint's own, or 0.5"
+    )
+    group.add_argument(
+        "--query-norm", action=argparse.BooleanOptionalAction,
+        help="queries as in DupMAE's and BGE's code; default: the checkpoint's own, or not",
+    )  # fmt: skip
+    group.add_argument(
+        "--mask-pool", type=int,
+        help="whole-word decoder masks from a pool of this size, 0: no pool; default: the checkpoint's own, or 0",
+    )  # fmt: skip
+    group.add_argument(
+        "--bow-weight", type=float, help="of the bag of words, DupMAE: 0.1; default: the checkpoint's own, or see below"
+    )
+    group.add_argument("--pooling", choices=["cls", "mean"], help="default: the checkpoint's own, or cls")
 
 
 def load_texts(options):
@@ -138,20 +158,15 @@ def texts_of(source, options):
     """The texts one by one, whatever the source is."""
     if isinstance(source, list):
         return iter(source)
-    return (document.text for document in iter_documents(source, options.text_files))
+    return (document.full_text for document in iter_documents(source, options.text_files))
 
 
 def build_model(options, source):
     """A RetroMAE of the checkpoint, decoder included where there is one, or of new weights and a new vocabulary."""
-    settings = {
-        "decoding": options.decoding,
-        "decoder_mask_rate": options.decoder_mask_rate,
-        "query_norm": options.query_norm,
-        "mask_pool_size": options.mask_pool,
-        "bow_weight": options.bow_weight,
-        "maxlen": options.maxlen,
-        "seed": options.seed,
-    }
+    given = {OF_THE_MODEL[name]: getattr(options, name) for name in OF_THE_MODEL if getattr(options, name) is not None}
+    nothing = {"decoding": "none", "mask_pool_size": 0}
+    settings = {name: None if value == nothing.get(name) else value for name, value in given.items()}
+    settings |= {"maxlen": options.maxlen, "seed": options.seed}
     if options.init and not options.is_config:
         network = network_options(options)
         return RetroMAE.from_pretrained(options.init, new_parts=tuple(options.new_parts), **network, **settings)
@@ -160,16 +175,17 @@ def build_model(options, source):
     return RetroMAE(encoder, tokenizer, **settings)
 
 
-def load_data(options, source, tokenizer):
+def load_data(options, source, mae):
+    """Batches with what this model reads."""
     return MaskedDocuments(
         source,
-        tokenizer,
+        mae.tokenizer,
         options.rows_per_batch,
         options.maxlen,
         options.mask_rate,
         options.seed,
-        decoder_mask_rate=options.decoder_mask_rate if options.decoding == "basic" else None,
-        with_word_ids=options.mask_pool is not None,
+        decoder_mask_rate=mae.decoder_mask_rate if mae.decoding == "basic" else None,
+        with_word_ids=mae.mask_pool_size is not None,
         short_rate=options.short_rate,
         concatenate=options.concatenate,
         text_files=options.text_files,
@@ -204,32 +220,32 @@ def prepare(mae, data, source, options):
     total_steps = min(len(data) * options.epochs, options.max_steps or float("inf"))
     mae.compile(scheduled_optimizer(options, total_steps), micro_batches=options.micro_batches)
     print(f"{mae.encoder.count_params():,} parameters; {data.num_documents:,} documents, {len(data)} steps an epoch")
-    callbacks = [
-        Throughput(tokens_per_step=mean_tokens_per_step(data, mae.tokenizer.pad_token_id)),
-        LearningRate(),
-        EmbeddingMonitor(lambda texts: mae.encode(texts, show_progress=False), probe_texts(source, options)),
-    ]
+    evaluations = embedding_monitor(
+        lambda texts: mae.encode(texts, show_progress=False), probe_texts(source, options)
+    )  # fmt: skip
     if options.probe:
         collection = read_beir(options.probe, "dev" if (options.probe / "qrels/dev.tsv").is_file() else "test")
-        callbacks.append(
+        evaluations.append(
             PeriodicEvaluation(lambda: measure(mae.encode, collection).means, options.probe_steps, options.probe.name)
         )
-    checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, every_steps=options.save_steps)
-    callbacks.append(checkpoint)
-    callbacks += tensorboard(options)
+    checkpoint = TrainingCheckpoint(
+        options.output / "checkpoints", data, every_steps=options.save_steps or None, evaluations=evaluations
+    )
+    throughput = Throughput(tokens_per_step=mean_tokens_per_step(data, mae.tokenizer.pad_token_id))
+    callbacks = [throughput, LearningRate(), *evaluations, checkpoint, *tensorboard(options, evaluations)]
     if options.max_steps:
         callbacks.append(StopAfter(options.max_steps))
-    return callbacks, checkpoint, checkpoint.restore(mae) if options.resume else 0
+    return callbacks, checkpoint, begin_run(checkpoint, mae, options)
 
 
 def pretrain(mae, data, source, options):
-    """Trains with checkpoints and monitors; returns the logs of all epochs."""
+    """Trains with checkpoints and monitors; returns the checkpoint, which knows the logs of all epochs."""
     with one_line_errors():
         callbacks, checkpoint, first_epoch = prepare(mae, data, source, options)
         write_options(options, FREE_ON_RESUME)
     if options.max_steps is None or checkpoint.step < options.max_steps:
         mae.fit(data, epochs=options.epochs, initial_epoch=first_epoch, callbacks=callbacks)
-    return checkpoint.history
+    return checkpoint
 
 
 def probe_texts(source, options):
@@ -240,8 +256,6 @@ def probe_texts(source, options):
         if len(texts) == 20 * PROBE_TEXTS:
             break
     texts = list(dict.fromkeys(text for text in texts if text.strip()))
-    if len(texts) < 16:
-        stop(f"the corpus has {len(texts)} different documents; at least 16 are needed to watch the embeddings")
     return random.Random(options.seed).sample(texts, min(PROBE_TEXTS, len(texts)))
 
 
@@ -249,8 +263,10 @@ def measure(encode, collection):
     return evaluate_retrieval(lambda texts: encode(texts, batch_size=64, show_progress=False), collection)
 
 
-def report(mae, untrained, options):
-    """Fine-tunes the pre-trained and the untrained network alike, and searches with them; returns the numbers."""
+def report(mae, first_weights, options):
+    """Fine-tunes the pre-trained network and the one it was alike, and searches with them; returns the numbers."""
+    untrained = type(mae.encoder).from_config(mae.encoder.get_config())
+    untrained.set_weights(first_weights)
     train, test = (python_docs.load_collection(split) for split in ("train", "test"))
     if options.quick:
         train = replace(train, qrels=dict(list(train.qrels.items())[:128]))
@@ -258,8 +274,8 @@ def report(mae, untrained, options):
     print(f"{'':44}{'nDCG@10':>8}  {'95 % interval':15}{'RR@10':>7}{'R@100':>7}{'queries':>9}")
     numbers = {"BM25": show_result("BM25", retrieval_metrics(bm25_run(test), test.qrels))}
     for name, encoder in (("untrained", untrained), ("pre-trained", mae.encoder)):
-        numbers[name] = show_result(f"{name}, as it is", measure(sentence_encoder(encoder, mae.tokenizer).encode, test))
-        retriever = fine_tune(encoder, mae.tokenizer, train, options)
+        numbers[name] = show_result(f"{name}, as it is", measure(retriever_of(encoder, mae).encode, test))
+        retriever = fine_tune(retriever_of(encoder, mae), train, options)
         numbers[f"{name}, fine-tuned"] = show_result(f"{name}, then fine-tuned", measure(retriever.encode, test))
     return numbers
 
@@ -274,15 +290,15 @@ def show_result(name, result):
     return ndcg
 
 
-def sentence_encoder(encoder, tokenizer):
-    return BiEncoder(encoder, tokenizer, maxlen=FINE_TUNING["passage_maxlen"]).sentence_encoder
+def retriever_of(encoder, mae):
+    maxlen = FINE_TUNING["passage_maxlen"]
+    return BiEncoder(encoder, mae.tokenizer, temperature=0.05, pooling=mae.pooling, maxlen=maxlen)
 
 
-def fine_tune(encoder, tokenizer, collection, options):
-    """A retriever: questions against the documents that answer the others in the batch."""
+def fine_tune(retriever, collection, options):
+    """Trains with questions against the documents that answer the others in the batch."""
     queries = queries_of_collection(collection.documents, collection.queries, collection.qrels)
-    data = QueryPassages(queries, tokenizer, seed=options.seed, **FINE_TUNING)
-    retriever = BiEncoder(encoder, tokenizer, temperature=0.05, maxlen=FINE_TUNING["passage_maxlen"])
+    data = QueryPassages(queries, retriever.tokenizer, seed=options.seed, **FINE_TUNING)
     total_steps = len(data) * FINE_TUNING_EPOCHS
     optimizer = build_optimizer(
         "adamw", FINE_TUNING_RATE, warmup_steps=total_steps // 10, total_steps=total_steps, global_clipnorm=1.0
@@ -308,15 +324,15 @@ def main(arguments: Sequence[str] | None = None):
     with strategy_scope(options.strategy):
         with one_line_errors():
             mae = build_model(options, source)
-            data = load_data(options, source, mae.tokenizer)
-        untrained = type(mae.encoder).from_config(mae.encoder.get_config())
-        untrained.set_weights(mae.encoder.get_weights())
-        history = pretrain(mae, data, source, options)
-    mae.save_pretrained(options.output / "model", facts_of(options, history))
+            data = load_data(options, source, mae)
+        # As arrays: a model that is made within the scope cannot be fine-tuned outside of it.
+        first_weights = mae.encoder.get_weights() if options.corpus is None else None
+        checkpoint = pretrain(mae, data, source, options)
+    mae.save_pretrained(options.output / "model", facts_of(options, checkpoint))
     mae = RetroMAE.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     print("For search, fine-tune it: the vectors of a pre-trained encoder as it is are poor.")
-    return mae, report(mae, untrained, options) if options.corpus is None else {}
+    return mae, report(mae, first_weights, options) if options.corpus is None else {}
 
 
 if __name__ == "__main__":

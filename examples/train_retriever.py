@@ -5,7 +5,7 @@ model from scratch, 11 minutes of CPU time. That shows that all runs and that th
 before, 0.132 after), but BM25 has 0.548: for a good retriever start from a pre-trained encoder.
 
     python examples/train_retriever.py
-    python examples/train_retriever.py --data beir/scifact --init runs/retromae/model --mine-epochs 1
+    python examples/train_retriever.py --data beir/nfcorpus --init runs/retromae/model --mine-epochs 1
     python examples/train_retriever.py --data train.jsonl --init bert-base-uncased --output runs/retriever
 """
 
@@ -41,6 +41,7 @@ from training_runs import (
     add_model_options,
     add_run_options,
     add_warmup,
+    begin_run,
     facts_of,
     fill_in,
     is_config,
@@ -227,7 +228,7 @@ def prepare(model, passages, data, options):
     print(
         f"{model.encoder.count_params():,} parameters; {passages.num_queries:,} queries, {len(passages)} steps an epoch"
     )
-    callbacks = [Throughput(rows_per_step=options.queries_per_batch), LearningRate()]
+    callbacks, evaluations = [Throughput(rows_per_step=options.queries_per_batch), LearningRate()], []
     if options.mine_epochs:
 
         def mine_again(path):
@@ -237,29 +238,29 @@ def prepare(model, passages, data, options):
         callbacks.append(HardNegativeMining(mine_again, passages, folder, options.mine_epochs))
     if data.dev is not None:
         dev = retrieval_data.reduced(data.dev, options.probe_documents, options.seed)
-        callbacks.append(PeriodicEvaluation(lambda: measure(model, dev).means, options.probe_steps, "dev"))
+        evaluations.append(PeriodicEvaluation(lambda: measure(model, dev).means, options.probe_steps, "dev"))
     checkpoint = TrainingCheckpoint(
         options.output / "checkpoints",
         passages,
         monitor=None if data.dev is None else MONITOR,
-        every_steps=options.save_steps,
+        every_steps=options.save_steps or None,
         save_best=model.save_pretrained,
+        evaluations=evaluations,
     )
-    callbacks.append(checkpoint)
-    callbacks += tensorboard(options)
-    return callbacks, checkpoint, checkpoint.restore(model) if options.resume else 0
+    callbacks += [*evaluations, checkpoint, *tensorboard(options, evaluations)]
+    return callbacks, checkpoint, begin_run(checkpoint, model, options)
 
 
 def train(model, passages, data, options):
-    """Trains with checkpoints; returns the retriever of the best epoch by the dev queries, and the logs of all."""
+    """Trains with checkpoints; returns the retriever of the best epoch by the dev queries, and the checkpoint."""
     with one_line_errors():
         callbacks, checkpoint, first_epoch = prepare(model, passages, data, options)
     model.fit(passages, epochs=options.epochs, initial_epoch=first_epoch, callbacks=callbacks)
     if checkpoint.best is None:
-        return model, checkpoint.history
+        return model, checkpoint
     best = checkpoint.best
     print(f"best epoch by {MONITOR}: {best['epoch'] + 1}, {best['value']:.3f}")
-    return BiEncoder.from_pretrained(options.output / "checkpoints" / "best"), checkpoint.history
+    return BiEncoder.from_pretrained(options.output / "checkpoints" / "best"), checkpoint
 
 
 def measure(model, collection):
@@ -320,8 +321,8 @@ def main(arguments: Sequence[str] | None = None):
             model = build_model(options, data)
             untrained = begin(options, model, data)
             passages = load_passages(options, model)
-        model, history = train(model, passages, data, options)
-    model.save_pretrained(options.output / "model", facts_of(options, history))
+        model, checkpoint = train(model, passages, data, options)
+    model.save_pretrained(options.output / "model", facts_of(options, checkpoint))
     model = BiEncoder.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     shows = options.report and (data.test or data.dev) is not None

@@ -35,7 +35,15 @@ from simretro.evaluation import bootstrap_interval, evaluate_pairs, group_retrie
 from simretro.models import build_transformer_model
 from simretro.tokenizers import Tokenizer
 from simretro.training import Throughput, TrainingCheckpoint, mean_tokens_per_step
-from training_runs import add_last_options, add_network_options, add_warmup, facts_of, fill_in, scheduled_optimizer
+from training_runs import (
+    add_last_options,
+    add_network_options,
+    add_warmup,
+    begin_run,
+    facts_of,
+    fill_in,
+    scheduled_optimizer,
+)
 
 SMALL_MODEL = {
     "num_hidden_layers": 4,
@@ -49,7 +57,7 @@ SMALL_MODEL = {
 }
 FROM_SCRATCH = {"epochs": 10, "learning_rate": 1e-3}
 FROM_CHECKPOINT = {"epochs": 5, "learning_rate": 2e-5}
-FREE_ON_RESUME = {"evaluate", "strategy", "output", "resume"}
+FREE_ON_RESUME = {"evaluate", "save_steps", "strategy", "output", "resume"}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,7 +77,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     objective.add_argument("--temperature", type=float, default=1 / 30, help="of the similarity loss")
     objective.add_argument("--mlm-rate", type=float, default=0.0, help="share of source tokens to mask and predict")
     objective.add_argument("--corruption-rate", type=float, default=0.0, help="as RoFormer-Sim: mask, do not predict")
-    objective.add_argument("--batching", default="grouped", choices=["grouped", "random"])
+    objective.add_argument(
+        "--batching", default="grouped", choices=["grouped", "random"], help="grouped: no negatives that mean the same"
+    )
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=int, help="default: 10 from scratch, 5 from a checkpoint")
     training.add_argument("--pairs-per-batch", type=int, default=32, help="pairs of the batch of all devices")
@@ -148,7 +158,7 @@ def build_model(options, groups):
 
 
 def train(simbert, groups, validation_groups, options):
-    """Trains with a checkpoint each epoch; leaves the best epoch's weights in the model, returns the logs of all."""
+    """Trains with checkpoints; leaves the best epoch's weights in the model, returns the checkpoint with all logs."""
     common = {"pairs_per_batch": options.pairs_per_batch, "maxlen": options.maxlen}
     common |= {"mlm_rate": options.mlm_rate, "corruption_rate": options.corruption_rate}
     split_evenly = options.micro_batches > 1
@@ -159,9 +169,12 @@ def train(simbert, groups, validation_groups, options):
     optimizer = scheduled_optimizer(options, len(data) * options.epochs, use_ema=options.ema)
     simbert.compile(optimizer, micro_batches=options.micro_batches)
     print(f"{simbert.encoder.count_params():,} parameters; {data.num_pairs:,} pairs and {len(data)} steps an epoch")
-    checkpoint = TrainingCheckpoint(options.output / "checkpoints", data, monitor="val_loss", mode="min")
-    first_epoch = checkpoint.restore(simbert) if options.resume else 0
-    write_options(options, FREE_ON_RESUME)
+    with one_line_errors():
+        checkpoint = TrainingCheckpoint(
+            options.output / "checkpoints", data, "val_loss", "min", every_steps=options.save_steps or None
+        )
+        first_epoch = begin_run(checkpoint, simbert, options)
+        write_options(options, FREE_ON_RESUME)
     simbert.fit(
         data,
         validation_data=validation_data,
@@ -170,7 +183,7 @@ def train(simbert, groups, validation_groups, options):
         callbacks=[Throughput(tokens_per_step=mean_tokens_per_step(data, simbert.tokenizer.pad_token_id)), checkpoint],
     )
     checkpoint.load_best(simbert)
-    return checkpoint.history
+    return checkpoint
 
 
 def report(simbert, untrained_vectors, groups, options):
@@ -268,8 +281,8 @@ def main(arguments: Sequence[str] | None = None):
         with one_line_errors():
             simbert = build_model(options, groups)
         untrained = simbert.encode([text for group in test_groups for text in group], show_progress=False)
-        history = train(simbert, groups, validation_groups, options)
-    simbert.save_pretrained(options.output / "model", facts_of(options, history))
+        checkpoint = train(simbert, groups, validation_groups, options)
+    simbert.save_pretrained(options.output / "model", facts_of(options, checkpoint))
     simbert = simretro.SimBERT.from_pretrained(options.output / "model")
     print(f"saved and loaded again: {options.output / 'model'}")
     numbers = report(simbert, untrained, test_groups, options)

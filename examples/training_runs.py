@@ -1,13 +1,18 @@
 """What the examples that train have in common: options, new models, optimizer, what is kept of a run."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import keras
 
-from command_line import add_strategy
+from command_line import add_strategy, in_words, stop
 from simretro import build_transformer_model
 from simretro.checkpoints import read_config
-from simretro.training import build_optimizer
+from simretro.training import EmbeddingMonitor, build_optimizer
+from simretro.training.embedding_monitor import LEAST_TEXTS
+
+# Often enough for little to be lost, and for a collapse to be seen before hours are; seldom enough to cost nothing.
+SAVE_STEPS, MONITOR_STEPS = 500, 500
 
 
 def add_model_options(group, vocab_size=None, new_parts=()):
@@ -23,21 +28,26 @@ def add_model_options(group, vocab_size=None, new_parts=()):
 def add_network_options(group):
     """Adds how the network computes."""
     group.add_argument("--dropout", type=float, help="replaces the dropout rates of the config")
-    group.add_argument("--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"])
+    group.add_argument(
+        "--dtype", default="float32", choices=["float32", "mixed_bfloat16", "mixed_float16"], help="of the computation"
+    )
 
 
 def add_run_options(group, output):
-    """Adds where and how long a run is kept, with `output` as its folder."""
-    group.add_argument("--save-steps", type=int, help="save every so many steps, too, not only at epochs' ends")
+    """Adds where a run is kept and shown, with `output` as its folder."""
     group.add_argument("--tensorboard", action="store_true", help="needs `pip install tensorboard`")
     add_last_options(group, output)
 
 
 def add_last_options(group, output):
     """Adds what every example has that trains."""
+    group.add_argument(
+        "--save-steps", type=int, default=SAVE_STEPS,
+        help="save whenever so many steps are done, besides the ends of epochs; 0: only there",
+    )  # fmt: skip
     add_strategy(group)
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--output", type=Path, default=Path(output))
+    group.add_argument("--seed", type=int, default=0, help="of all that is drawn")
+    group.add_argument("--output", type=Path, default=Path(output), help="folder; if it is there, one beside it")
     group.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --output")
     group.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
 
@@ -61,7 +71,11 @@ def fill_in(options, defaults):
 
 def defaults_told(flag, own, small):
     """For the end of `--help`: the defaults that differ with and without the user's own data."""
-    told = [f"--{name.replace('_', '-')} {own.get(name)}, {value}" for name, value in small.items()]
+    pairs = {name: [own.get(name), value] for name, value in small.items()}
+    told = [
+        f"--{name.replace('_', '-')} " + ", ".join("none" if value is None else in_words(value) for value in values)
+        for name, values in pairs.items()
+    ]
     return f"defaults with {flag}, and without:\n  " + "\n  ".join(told)
 
 
@@ -99,11 +113,60 @@ def scheduled_optimizer(options, total_steps, **settings):
     )
 
 
-def tensorboard(options):
+def begin_run(checkpoint, model, options):
+    """Takes the folder of the checkpoints, and goes on from the last one with `--resume`; returns the first epoch."""
+    checkpoint.lock()
+    return checkpoint.restore(model) if options.resume else 0
+
+
+def embedding_monitor(encode, texts):
+    """A list of the callback that watches the vectors of different texts; of none where there are too few."""
+    if len(texts) < LEAST_TEXTS:
+        print(f"There are {len(texts)} different texts: too few to watch their vectors, which takes {LEAST_TEXTS}.")
+        return []
+    return [EmbeddingMonitor(encode, texts, MONITOR_STEPS)]
+
+
+class Board(keras.callbacks.TensorBoard):
+    """TensorBoard that shows every epoch and, over the steps, every evaluation; to stand behind `evaluations`."""
+
+    def __init__(self, folder, evaluations):
+        super().__init__(folder, update_freq=50)
+        self.evaluations = evaluations
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._num_shown = [0] * len(self.evaluations)
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        self._show_evaluations()
+
+    def on_epoch_end(self, epoch, logs=None):
+        # Keras shows an epoch only if it ends with a step that is a multiple of `update_freq`.
+        with self.summary.record_if(True):
+            super().on_epoch_end(epoch, logs)
+        self._show_evaluations()
+
+    def _show_evaluations(self):
+        for place, evaluation in enumerate(self.evaluations):
+            for entry in evaluation.history[self._num_shown[place] :]:
+                with self.summary.record_if(True):
+                    for name in entry.keys() - {"step"}:
+                        self.summary.scalar(name, entry[name], step=entry["step"])
+            self._num_shown[place] = len(evaluation.history)
+
+
+def tensorboard(options, evaluations=()):
     """A list of the callback that `--tensorboard` asks for, or of none."""
-    return [keras.callbacks.TensorBoard(options.output / "logs", update_freq=50)] if options.tensorboard else []
+    if not options.tensorboard:
+        return []
+    if find_spec("tensorboard") is None:
+        stop("--tensorboard needs another package: pip install tensorboard")
+    return [Board(options.output / "logs", list(evaluations))]
 
 
-def facts_of(options, history):
+def facts_of(options, checkpoint):
     """What a saved model tells of its training."""
-    return {"options": {key: str(value) for key, value in vars(options).items()}, "history": history}
+    told = {key: str(value) for key, value in vars(options).items()}
+    return {"options": told, "history": checkpoint.history, "evaluations": checkpoint.evaluations}

@@ -187,7 +187,9 @@ class Phases(keras.callbacks.Callback):
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras compiles nothing on torch")
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"steps_per_execution": 2}]
+)
 def test_c9_the_phase_is_no_constant_of_a_trace(options, tmp_path):
     class Contexts(toy.Batches):
         def _make_batch(self, plan, epoch, index):

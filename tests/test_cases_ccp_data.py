@@ -6,11 +6,17 @@ C1 anchors without a positive, C2 last smaller batch, C5 and C6 what is no negat
 import warnings
 
 import numpy as np
+import pytest
 
-from simretro.data import ContextWindows, Document
+from simretro.data import ContextWindows, Document, context_windows
 from tests.data.toy import ToyTokenizer
 
 TOKENIZER = ToyTokenizer(size=1000)
+
+
+@pytest.fixture(autouse=True)
+def numbers_from_zero(monkeypatch):
+    monkeypatch.setattr(context_windows, "_first_document", lambda tables: 0)
 
 
 def windows(sources, pairs=4, **options):

@@ -70,9 +70,28 @@ def test_the_same_sentence_in_another_row_is_neither_context_nor_negative():
     keyed = rows_of([1, 1, 2, 3], [3, 4, 0, 0], keys=[7, 8, 7, -1])
     positives, visible = pairs(keyed)
     np.testing.assert_array_equal(positives, matrix("0100 1000 0000 0000"))
-    np.testing.assert_array_equal(visible, matrix("0101 1011 0101 1110"))
+    np.testing.assert_array_equal(visible, matrix("0101 1001 0101 1110"))  # the third row has the text of a context
     unknown = rows_of([1, 1, 2, 3], [3, 4, 0, 0], keys=[-1] * 4)
     np.testing.assert_array_equal(pairs(unknown)[1], ~np.eye(4, dtype=bool))
+
+
+@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_negative_has_the_text_of_a_context(seed, negatives):
+    """Whatever repeats: by a plain loop."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(-1, 6, 16)
+    rows = rows_of(*rng.integers(0, 5, (2, 16)).tolist(), keys=keys.tolist())
+    positives, visible = pairs(rows, negatives=negatives)
+    _, before = pairs({name: rows[name] for name in rows if name != "sentence_keys"}, negatives=negatives)
+    hidden = 0
+    for i in range(16):
+        own = {keys[i], *keys[positives[i]]} - {-1}
+        for k in range(16):
+            repeats = keys[k] in own and not positives[i, k]
+            assert visible[i, k] == (before[i, k] and not repeats)
+            hidden += before[i, k] and repeats and keys[k] != keys[i]
+    assert hidden > 0
 
 
 def test_languages_and_rows_that_take_no_part_are_kept_apart():

@@ -1,5 +1,6 @@
 """Brings the sentence vectors of several languages into one space, without parallel text: shift, scale, rotate."""
 
+import copy
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -98,11 +99,19 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
             y: with an array, the language of each row.
             dictionary: dict language -> (numbers (P, d), numbers (P, d)), vectors of P sentences in that language and
                 of their translations into the pivot. A few dozen are a help where the languages are far apart.
-            fingerprint: str or None, of the model that made the vectors; kept and compared on loading.
+            fingerprint: str or None, of the model that made the vectors; kept, for `transform` and `load` to compare.
         Returns: self.
         Raises: ValueError for settings out of range, vectors that are not finite, of different dimensions, fewer than
-            two of a language or all the same, an unknown pivot, or a dictionary that does not fit.
+            two of a language or all the same, an unknown pivot, or a dictionary that does not fit. The calibrator is
+            then as it was.
         """
+        fitted = copy.copy(self)
+        fitted._fit(X, y, dictionary or {}, fingerprint)
+        vars(self).update(vars(fitted))
+        return self
+
+    def _fit(self, X, y, dictionary, fingerprint):
+        """Sets the attributes as soon as it knows them, each to a new object."""
         self._check_settings(dictionary)
         X = self._by_language(X, y)
         dimensions = {language: check_vectors(vectors, f"X[{language!r}]").shape[1] for language, vectors in X.items()}
@@ -119,8 +128,7 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
             self.means_[language], self.variances_[language] = moments(vectors, f"X[{language!r}]")
         self.rotations_, self.reports_ = {}, {}
         if self.rotate is not None:
-            self._fit_rotations(X, self._checked_dictionary(dictionary or {}))
-        return self
+            self._fit_rotations(X, self._checked_dictionary(dictionary))
 
     def transform(
         self, X: Mapping[str, np.ndarray] | np.ndarray, language: str | Sequence[str] | None = None,
@@ -135,10 +143,11 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
                 the result is compared with: cosines among vectors taken to the same space are the same in every one.
             upto: "raw", "shift", "scale", "rotate" or None; the operation after which to stop, to tell apart what each
                 contributes. None = all.
-            fingerprint: str or None, of the model that made the vectors; compared with that of `fit`.
+            fingerprint: str or None, of the model that made the vectors; compared with that of `fit`, which must have
+                been given one. None = not compared.
         Returns: float32, l2-normalised, in the form of `X`; a vector that is zero by then stays zero.
-        Raises: ValueError for a language that was not fitted, another dimension, numbers that are not finite, or
-            another model's fingerprint.
+        Raises: ValueError for a language that was not fitted, another dimension, numbers that are not finite, another
+            model's fingerprint, or any if `fit` was given none.
         """
         check_is_fitted(self)
         if upto is not None and upto not in STAGES:
@@ -180,9 +189,10 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
 
         Args:
             folder: path of the folder.
-            fingerprint: str or None, of the model whose vectors will be calibrated. None = not compared.
+            fingerprint: str or None, of the model whose vectors will be calibrated; compared with that of `fit`, which
+                must have been given one. None = not compared.
         Raises: FileNotFoundError or ValueError that names the file, when one is missing or damaged; ValueError that
-            names both fingerprints, when the calibrator is another model's.
+            names both fingerprints, when the calibrator is another model's, or says that `fit` was given none.
         """
         calibrator = load_folder(folder, cls)
         calibrator._check_fingerprint(fingerprint, f"The calibrator in {os.fspath(folder)}")
@@ -325,8 +335,14 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
             )
 
     def _check_fingerprint(self, fingerprint, what):
-        if fingerprint is not None and fingerprint != self.fingerprint_:
+        if fingerprint is None or fingerprint == self.fingerprint_:
+            return
+        if self.fingerprint_ is None:
             raise ValueError(
-                f"{what} does not fit: the calibrator was fitted with vectors of the model {self.fingerprint_}, yours "
-                f"are of {fingerprint}. Fit again with vectors of this model."
+                f"{what} cannot be compared: the calibrator does not know which model's vectors it was fitted with, "
+                f"yours are of {fingerprint}. Fit it with `fingerprint=`."
             )
+        raise ValueError(
+            f"{what} does not fit: the calibrator was fitted with vectors of the model {self.fingerprint_}, yours "
+            f"are of {fingerprint}. Fit again with vectors of this model."
+        )

@@ -22,6 +22,9 @@ from simretro.lines import short
 from simretro.tokenizers import TruncationWarning
 from simretro.tokenizers.rows import round_up
 
+_NUM_IDS = 2**31  # they are int32
+_TOKENS_READ = 4096  # of each language, to tell one data set from another
+
 
 class ContextPlan(NamedTuple):
     """The batches of an epoch.
@@ -46,8 +49,8 @@ class ContextWindows(EpochDataset):
 
     A pair is a sentence, the centre, and its context: another one of the same document, at most `window_sentences`
     away, all of these alike probable; at the ends of a document there are fewer. Titles count as sentences. All
-    sentences of documents with two or more are centres in turn: none comes twice before all others of its language
-    have come (but those that do not fill a batch), in random order that is drawn anew in each epoch.
+    sentences of documents with two or more are centres in turn: in an epoch none comes twice before all others of its
+    language have come (but those that do not fill a batch), in random order that is drawn anew for each epoch.
 
     A batch is of one language and of one task. Languages are drawn for each batch with probabilities proportional to
     `n ** language_exponent`, n the number of their sentences. Tasks are drawn for `batches_per_draw` batches at a time:
@@ -62,7 +65,8 @@ class ContextWindows(EpochDataset):
     - `masked_positions` (R, M) padded with 0, `masked_ids` (R, M) padded with -1: the tokens that were there; without
       masks M is 0, or all is padding;
     - `language_ids` (R,): place of the batch's language in `languages`;
-    - `document_ids` (R,): number of the document, over all languages and the same in all epochs;
+    - `document_ids` (R,): number of the document, over all languages and the same in all epochs. Other documents have
+      others, also those of other data, from 0 to 2 ** 31 - 1;
     - `sentence_positions` (R,): number of the sentence in its document, from 0;
     - `sentence_keys` (R,): equal for sentences with equal tokens; different ones are equal in one case of 2 ** 31;
     - `sides` (R,): 0 for a centre, 1 for a context. In a batch of masked windows this and the three before it are -1.
@@ -93,12 +97,14 @@ class ContextWindows(EpochDataset):
         batches_per_draw: int; as many batches as one update of the weights accumulates.
         whole_word: bool; False masks token by token.
         segment: dict, for some languages a callable text -> words, as for `MaskedDocuments`.
-        split: callable (text, language) -> list of str; None: `sentences_of`, which needs `simretro[ccp]`.
+        split: callable (text, language) -> list of str; None: `sentences_of`, which needs `simretro[ccp]`. Like
+            `segment`, it is known in the cache by its name alone.
         text_files: "lines" or "whole": whether each line of a `.txt` is a document or the whole file.
         length_multiple: int; L and M are multiples of it.
         window_batches: int; pairs are sorted by length among so many batches of a language at a time.
         fixed: bool; True: every pass is epoch 0, for validation data.
-        cache_dir: folder for the token ids, see `MaskedDocuments`; None: a temporary one.
+        cache_dir: folder for the token ids, see `MaskedDocuments`; None: a temporary one. Two lambdas or partials as
+            `split` or `segment` can have one name: use a folder for each, and another after changing what one does.
     Raises:
         ValueError: for a bad record, naming file and line, for an argument out of range, or for a language without
             pairs.
@@ -158,6 +164,7 @@ class ContextWindows(EpochDataset):
                 self.tables.append(open_table(source, maker, text_files, cache_dir, owner=self))
             except ValueError as error:
                 raise ValueError(f"`sources`, {language!r}: {error}") from error
+        self._first_document = _first_document(self.tables)
         self._pairs = [ContextPairs(table, window_sentences, maxlen - 2) for table in self.tables]
         if mlm_share < 1:
             self._check_pairs()
@@ -349,14 +356,25 @@ class ContextWindows(EpochDataset):
 
     def _facts_of(self, language, sentences, starts, lengths):
         pairs, tokens = self._pairs[language], self.tables[language].token_ids
-        before = sum(table.num_documents for table in self.tables[:language])
+        first = self._first_document + sum(table.num_documents for table in self.tables[:language])
         texts = (tokens[start : start + length].astype("<i4") for start, length in zip(starts, lengths, strict=True))
         return {
-            "document_ids": before + pairs.documents_of(sentences),
+            "document_ids": (first + pairs.documents_of(sentences)) % _NUM_IDS,
             "sentence_positions": pairs.positions(sentences),
             "sentence_keys": np.array([zlib.crc32(text.tobytes()) & 0x7FFFFFFF for text in texts]),
             "sides": np.arange(len(sentences)) % 2,
         }
+
+
+def _first_document(tables):
+    """The number of the first document: so that a bank that has seen other data does not take documents for its own."""
+    digest = 0
+    for table in tables:
+        counts = [table.num_documents, len(table.sentence_starts), len(table.token_ids)]
+        digest = zlib.crc32(
+            np.array(counts, "<i8").tobytes() + table.token_ids[:_TOKENS_READ].astype("<i4").tobytes(), digest
+        )
+    return digest % _NUM_IDS
 
 
 def _check_sources(sources, segment):

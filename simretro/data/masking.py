@@ -7,8 +7,9 @@ def choose_masked(units: np.ndarray, rate: float | np.ndarray, rng: np.random.Ge
     """Draws tokens to mask, whole units only.
 
     Units come in random order as long as all of them fit into `rate` times the row's tokens; the one that crosses
-    this bound is taken with the probability that makes the expected number exact. So each token is masked with
-    probability `rate`, and a row has at most one unit too many.
+    this bound is taken with the probability that makes the expected number exact. So the expected share of a row's
+    tokens is `rate`, and a row has at most one unit too many; in a row with words of very different lengths, a token of
+    a long one is masked more seldom than one of a short one.
 
     Args:
         units: int (R, S), number of the unit (word) of a token in its row, counted from 0; -1 = never masked.

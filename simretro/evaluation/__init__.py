@@ -3,7 +3,7 @@
 from simretro.evaluation.baselines import tfidf_vectors
 from simretro.evaluation.bitext import BitextAccuracy, bitext_accuracy
 from simretro.evaluation.bootstrap import bootstrap_interval
-from simretro.evaluation.collections import RetrievalCollection, read_beir
+from simretro.evaluation.collections import RetrievalCollection, read_beir, write_beir
 from simretro.evaluation.geometry import (
     cross_lingual_statistics,
     embedding_statistics,
@@ -27,7 +27,7 @@ from simretro.evaluation.ranking import Qrels, RetrievalResult, Run, fuse_runs, 
 from simretro.evaluation.search import bm25_run, evaluate_retrieval, search_collection, search_encoded
 from simretro.evaluation.significance import PairedDifference, paired_difference
 from simretro.evaluation.tatoeba import BitextResult, TextPair, evaluate_bitext, evaluate_tatoeba, read_tatoeba
-from simretro.evaluation.trec import read_qrels, read_run, write_run
+from simretro.evaluation.trec import read_qrels, read_run, write_qrels, write_run
 from simretro.evaluation.xor_retrieve import XorRetrieveResult, evaluate_xor_retrieve, word_tokenizer
 
 __all__ = [
@@ -77,5 +77,7 @@ __all__ = [
     "spectrum_distance",
     "tfidf_vectors",
     "word_tokenizer",
+    "write_beir",
+    "write_qrels",
     "write_run",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simretro.arguments import check_int
-from simretro.evaluation.rows import is_sparse, unit_rows
+from simretro.evaluation.rows import is_sparse, text_list, unit_rows
 
 RETRIEVALS, TIES = ("cosine", "csls", "margin"), ("index", "text", "optimistic", "pessimistic")
 _NEIGHBORS = {"cosine": 0, "csls": 10, "margin": 4}  # MUSE's and LASER's
@@ -50,7 +50,8 @@ def bitext_accuracy(
             that maps all texts to one vector gets 1 by "optimistic" and 0 by "pessimistic".
         texts, other_texts: N strings each, needed for "text".
     Returns: a `BitextAccuracy`.
-    Raises: ValueError for different numbers of rows or dimensions, no row, or a value that is not allowed.
+    Raises: ValueError for different numbers of rows or dimensions, no row, or a value that is not allowed; TypeError
+        for one str as texts.
     Reference: Artetxe and Schwenk, 2019, https://arxiv.org/abs/1811.01136 (margin)
     """
     if retrieval not in RETRIEVALS:
@@ -64,7 +65,7 @@ def bitext_accuracy(
     left, right = _sides(vectors, other_vectors)
     labels, other_labels = np.arange(left.shape[0]), np.arange(left.shape[0])
     if ties == "text":
-        labels, other_labels = _text_labels(texts, len(labels)), _text_labels(other_texts, len(labels))
+        labels, other_labels = _text_labels(texts, len(labels)), _text_labels(other_texts, len(labels), "other_texts")
     near = other_near = None
     if retrieval != "cosine":
         near, other_near = _neighborhood(left, right, neighbors), _neighborhood(right, left, neighbors)
@@ -86,9 +87,9 @@ def _sides(vectors, other_vectors):
     return left.astype("float64"), right.astype("float64")
 
 
-def _text_labels(texts, count):
+def _text_labels(texts, count, name="texts"):
     """A number for each text, the same for equal texts."""
-    texts = [] if texts is None else list(texts)
+    texts = [] if texts is None else text_list(texts, name)
     if len(texts) != count:
         raise ValueError(
             f'`ties="text"` needs the {count} `texts` and `other_texts`; received {len(texts)} for one side.'

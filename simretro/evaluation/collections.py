@@ -11,6 +11,7 @@ import numpy as np
 from simretro.arguments import warn
 from simretro.evaluation.ranking import Qrels
 from simretro.evaluation.trec import read_qrels
+from simretro.files import atomic_folder
 from simretro.lines import iter_lines, short
 from simretro.titles import with_title
 
@@ -105,6 +106,53 @@ def read_beir(folder: str | os.PathLike, split: str = "test", unknown_ids: str =
         if not qrels:
             raise ValueError(f"{judgements}: no judgement is left. The ids must be those of corpus and queries.")
     return RetrievalCollection(documents, {q: text for q, text in queries.items() if q in qrels}, qrels)
+
+
+def write_beir(folder: str | os.PathLike, splits: Mapping[str, RetrievalCollection]) -> None:
+    """Writes a folder in BEIR's layout, which `read_beir` reads.
+
+    A document's title is part of its text in a `RetrievalCollection`, so `title` is written empty.
+
+    Args:
+        folder: path, replaced only when all is written; it must not exist, or be empty.
+        splits: {name of a file in `qrels/`: its collection}. They share the documents and the queries' ids.
+    Raises:
+        FileExistsError: if there is something in the folder.
+        ValueError: for no split, a name that is none of a file, an id with white space at an end or with a tab or an
+            end of line in it, or an id that has another text in another split.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not empty. Remove it, or give another folder.")
+    if not splits:
+        raise ValueError("`splits` must name at least one split, as {'test': collection}; received none.")
+    texts = {"corpus": {}, "queries": {}}
+    for split, collection in splits.items():
+        if Path(split).name != split or not split.strip():
+            raise ValueError(f"`splits` must have names of files without a folder; received {split!r}.")
+        for name, own in (("corpus", collection.documents), ("queries", collection.queries)):
+            _add_texts(texts[name], own, f"`splits[{split!r}]`")
+    with atomic_folder(folder) as staging:
+        for name, own in texts.items():
+            records = ({"_id": key, "title": "", "text": text} for key, text in own.items())
+            if name == "queries":
+                records = ({"_id": key, "text": text} for key, text in own.items())
+            with open(staging / f"{name}.jsonl", "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        (staging / "qrels").mkdir()
+        for split, collection in splits.items():
+            with open(staging / "qrels" / f"{split}.tsv", "w", encoding="utf-8") as file:
+                file.write("query-id\tcorpus-id\tscore\n")
+                for query, grades in collection.qrels.items():
+                    file.writelines(f"{query}\t{document}\t{grade}\n" for document, grade in grades.items())
+
+
+def _add_texts(known, texts, place):
+    for key, text in texts.items():
+        if key.strip() != key or not key or len(key.splitlines()) > 1 or "\t" in key:
+            raise ValueError(f"{place}: the id {key!r} cannot be a column between tabs. Give it another.")
+        if known.setdefault(key, text) != text:
+            raise ValueError(f"{place}: the id {key!r} has another text than in an earlier split: {short(text)}.")
 
 
 def _read_texts(path, text_of: Callable):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simretro.evaluation.rows import is_sparse, unit_rows
+from simretro.evaluation.rows import is_sparse, text_list, unit_rows
 
 _SCORES_PER_BLOCK = 1 << 22  # float32, 16 MB
 # Cosines closer than this are equal: float32 products of the same vectors differ so much between machines.
@@ -54,9 +54,10 @@ def group_retrieval(
         ties: "pessimistic" = a competitor with the cosine of the positive (up to 1e-6) is ahead of it, so a model that
             maps all texts to one vector gets nothing; "optimistic" = it is behind.
     Returns: a `GroupRetrieval`. A permutation of the texts changes nothing but the order of its arrays.
-    Raises: ValueError for different lengths, a value out of range or vectors that are not finite.
+    Raises: TypeError for one str as texts; ValueError for different lengths, a value out of range or vectors that are
+        not finite.
     """
-    texts, group_ids = list(texts), list(group_ids)
+    texts, group_ids = text_list(texts), list(group_ids)
     if len(texts) != len(group_ids):
         raise ValueError(f"`group_ids` must be as many as `texts`; received {len(group_ids)} ids, {len(texts)} texts.")
     if not 0 <= max_overlap <= 1:

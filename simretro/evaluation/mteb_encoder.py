@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from simretro.evaluation.rows import text_list
 from simretro.retrieval import normalize_rows
 from simretro.retrieval.encoders import encoders_of
 
@@ -58,16 +59,16 @@ class MtebEncoder:
             prompt_type: "document", "query" or None.
             batch_size: see `SentenceEncoder.encode`.
             show_progress_bar: bool.
-        Raises: ValueError for a task without texts.
+        Raises: ValueError for a task without texts; TypeError for one str in place of a list.
         """
         texts = []
         for batch in inputs:
             if "text" not in batch:
                 raise ValueError(f"The task {task_metadata.name} has no texts, only {', '.join(batch)}.")
-            texts += batch["text"]
+            texts += text_list(batch["text"], "text")
         kind = "passages" if prompt_type == "document" else "queries"
         encode = getattr(self.model, f"encode_{kind}", self.model.encode)
-        return encode(texts, batch_size=batch_size, show_progress=show_progress_bar)
+        return np.asarray(encode(texts, batch_size=batch_size, show_progress=show_progress_bar), "float32")
 
     def similarity(self, embeddings1, embeddings2) -> np.ndarray:
         """Scores (N, M) of vectors (N, d) and (M, d), arrays or tensors on the CPU."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simretro.evaluation.rows import is_sparse, unit_rows
-from simretro.lines import iter_lines
+from simretro.lines import iter_lines, short
 
 
 class LabelledPair(NamedTuple):
@@ -121,8 +121,12 @@ def pair_cosines(encode: Callable, pairs: Sequence[tuple[str, str, int]]) -> np.
         encode: called with a list of M texts, returns numbers (M, d) or a SciPy sparse matrix; need not be normalised.
         pairs: N times (text1, text2, ...).
     Returns: float64 (N,); 0 where a vector is zero.
-    Raises: ValueError if `encode` returns another number of rows, or numbers that are not finite.
+    Raises: TypeError for a str in place of a pair; ValueError if `encode` returns another number of rows, or numbers
+        that are not finite.
     """
+    for pair in pairs:
+        if isinstance(pair, str):
+            raise TypeError(f"`pairs` must be a list of pairs; received the str {short(pair)}. Put one pair in a list.")
     places = {}
     left = [places.setdefault(pair[0], len(places)) for pair in pairs]
     right = [places.setdefault(pair[1], len(places)) for pair in pairs]

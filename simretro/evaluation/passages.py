@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 
 from simretro.arguments import check_int
+from simretro.evaluation.rows import text_list
 from simretro.retrieval import normalize_rows
 
 SIMILARITIES = ("dot", "cosine")
@@ -26,14 +27,14 @@ def search_passages(
         similarity: "dot", as dense retrievers after DPR are trained, or "cosine".
         block_size: int >= 1, passages given to `encode_passages` at once.
     Returns: for each query a list of (id, score), by descending score, equal scores in the order of the passages.
-    Raises: ValueError for a value out of range, or if an encoder returns another number of rows, another dimension or
-        numbers that are not finite.
+    Raises: TypeError for one str as queries; ValueError for a value out of range, or if an encoder returns another
+        number of rows, another dimension or numbers that are not finite.
     """
     check_int("top_k", top_k, 1)
     check_int("block_size", block_size, 1)
     if similarity not in SIMILARITIES:
         raise ValueError(f"`similarity` must be one of {SIMILARITIES}; received {similarity!r}.")
-    query_vectors = _vectors(encode, list(queries), similarity, "encode")
+    query_vectors = _vectors(encode, text_list(queries, "queries"), similarity, "encode")
     ids, scores = [], np.zeros((len(query_vectors), 0), "float32")
     places = np.zeros((len(query_vectors), 0), "int64")
     for block in _blocks(passages, block_size):

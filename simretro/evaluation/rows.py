@@ -1,13 +1,24 @@
-"""Rows of vectors, dense or sparse, as unit vectors."""
+"""Rows of vectors, dense or sparse, as unit vectors; and the texts that they belong to."""
 
 import numpy as np
 
+from simretro.lines import short
 from simretro.retrieval import normalize_rows
 
 
 def is_sparse(vectors):
     """Tells a SciPy sparse matrix from anything else, without importing SciPy."""
     return hasattr(vectors, "tocsr") and hasattr(vectors, "nnz")
+
+
+def text_list(texts, name="texts"):
+    """A sequence of texts as a list.
+
+    Raises: TypeError for a single str, whose letters would be taken for texts.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"`{name}` must be a list of str; received one str. Write `[{short(texts)}]`.")
+    return list(texts)
 
 
 def unit_rows(vectors, count, name="vectors"):

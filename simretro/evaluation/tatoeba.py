@@ -12,6 +12,7 @@ import numpy as np
 
 from simretro.arguments import warn
 from simretro.evaluation.bitext import BitextAccuracy, bitext_accuracy
+from simretro.evaluation.rows import is_sparse, text_list
 from simretro.lines import iter_whole_lines
 
 _PREFIX = "tatoeba."
@@ -52,7 +53,7 @@ def read_tatoeba(folder: str | os.PathLike, languages: Sequence[str] | None = No
         languages: names to read, "deu" for deu-eng or "deu-fra"; None = all there are, sorted.
     Returns: dict name -> `TextPair`, the name being "deu" for deu-eng, else both languages.
     Raises: FileNotFoundError for a missing file or a folder without any; ValueError for two files of different numbers
-        of lines, naming both, for bytes that are not UTF-8, or an empty file.
+        of lines, naming both, for bytes that are not UTF-8, or an empty file; TypeError for one str as `languages`.
     """
     folder = Path(folder)
     if languages is None:
@@ -61,7 +62,7 @@ def read_tatoeba(folder: str | os.PathLike, languages: Sequence[str] | None = No
             raise FileNotFoundError(f"{folder} has no files {_PREFIX}xxx-eng.xxx and {_PREFIX}xxx-eng.eng.")
         languages = sorted(found)
     pairs = {}
-    for name in languages:
+    for name in text_list(languages, "languages"):
         language, _, other = name.partition("-")
         other = other or "eng"
         pair = f"{language}-{other}"
@@ -87,7 +88,8 @@ def evaluate_tatoeba(
 
     Args:
         folder, languages: see `read_tatoeba`.
-        encode: see `evaluate_bitext`. CCP takes the mean of a middle layer's states (the 14th of 24) for this task.
+        encode: see `evaluate_bitext`. CCP takes the mean of a middle layer's states for this task, of 24 layers
+            `ccp.sentence_encoder.at_layer(14, "mean").encode`.
         settings: retrieval, neighbors, ties and calibrate of `evaluate_bitext`.
     Returns: a `BitextResult`; `forward` is xx -> en, `backward` en -> xx.
     Raises: see `read_tatoeba` and `evaluate_bitext`.
@@ -103,19 +105,24 @@ def evaluate_bitext(
 
     Args:
         pairs: dict name -> `TextPair`, or a tuple of the same four.
-        encode: called with a list of texts, returns numbers (N, d), of the languages of a pair in one space; or a dict
-            name -> (vectors, other_vectors), made before.
+        encode: called with a list of texts, returns numbers (N, d) or a SciPy sparse matrix, of the languages of a pair
+            in one space; or a dict name -> (vectors, other_vectors), made before.
         retrieval, neighbors, ties: see `bitext_accuracy`.
         calibrate: None, or called with (vectors, language) before the comparison, for instance
             `lambda vectors, language: calibrator.transform(vectors, language, upto="shift")`.
     Returns: a `BitextResult`.
-    Raises: ValueError for no pairs, texts or vectors of different numbers, and see `bitext_accuracy`.
+    Raises: ValueError for no pairs, texts or vectors of different numbers, TypeError for one str as the texts of a
+        side, and see `bitext_accuracy`.
     """
     if not pairs:
         raise ValueError("`pairs` must hold at least one pair of languages; received none.")
     results = {}
     for name, pair in pairs.items():
         pair = TextPair(*pair)
+        pair = pair._replace(
+            texts=text_list(pair.texts, f"pairs[{name!r}].texts"),
+            other_texts=text_list(pair.other_texts, f"pairs[{name!r}].other_texts"),
+        )
         if len(pair.texts) != len(pair.other_texts):
             raise ValueError(
                 f"`pairs[{name!r}]` must have as many texts on both sides; received {len(pair.texts)} "
@@ -140,11 +147,13 @@ def _vectors(encode, name, pair):
         sides = encode[name]
     else:
         sides = encode(pair.texts), encode(pair.other_texts)
+    sides = [side if is_sparse(side) else np.asarray(side) for side in sides]
     for side, texts, language in zip(sides, (pair.texts, pair.other_texts), pair[:2], strict=True):
-        if side.shape[0] != len(texts):
+        rows = side.shape[0] if side.ndim else 0
+        if rows != len(texts):
             raise ValueError(
-                f"`encode` must give one row per text; received {side.shape[0]} rows for the {len(texts)} {language} "
-                f"texts of {name}."
+                f"`encode` must give one row per text; received {rows} rows for the {len(texts)} {language} texts of "
+                f"{name}."
             )
     return sides
 

@@ -10,7 +10,9 @@ A line of
 import math
 import os
 
-from simretro.evaluation.ranking import Run, ranked
+import numpy as np
+
+from simretro.evaluation.ranking import Qrels, Run, ranked
 from simretro.files import atomic_file
 from simretro.lines import iter_lines
 
@@ -48,6 +50,27 @@ def read_qrels(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     if not qrels:
         raise ValueError(f"{os.fspath(path)} holds no judgement; expected lines {_QRELS}.")
     return qrels
+
+
+def write_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
+    """Writes judgements in TREC's format, which `read_qrels` reads.
+
+    Args:
+        path: the file, replaced as a whole.
+        qrels: {query id: {document id: grade}}.
+    Raises: ValueError for an id that is empty or has white space in it, a grade that is no int, or no judgement.
+    """
+    if not any(qrels.values()):
+        raise ValueError("`qrels` must hold at least one judgement; received none.")
+    for query, grades in qrels.items():
+        _check_word(query, "a query id of `qrels`")
+        for document, grade in grades.items():
+            _check_word(document, "a document id of `qrels`")
+            if isinstance(grade, bool) or not isinstance(grade, int | np.integer):
+                raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
+    with atomic_file(path, "w") as file:
+        for query, grades in qrels.items():
+            file.writelines(f"{query} 0 {document} {grade}\n" for document, grade in grades.items())
 
 
 def read_run(path: str | os.PathLike) -> dict[str, dict[str, float]]:

@@ -19,6 +19,7 @@ from simretro.evaluation.passages import passage_text, search_passages
 from simretro.lines import iter_lines, iter_whole_lines, read_text, short
 
 BUDGETS = (2000, 5000)
+_EXPECTED = 'expected {"id", "lang", "question", "answers"}'
 
 
 class XorRetrieveResult(NamedTuple):
@@ -52,7 +53,8 @@ def evaluate_xor_retrieve(
     passages of 100 words at least: with fewer the number is too low.
 
     Args:
-        gold: path of JSON lines {"id", "lang", "question", "answers"}, or a list of such dicts.
+        gold: path of JSON lines {"id", "lang", "question", "answers"}, or a list of such dicts; strings, and the
+            answers a list of strings.
         encode: called with a list of texts, returns numbers (N, d): questions are encoded and `passages` searched.
             None if there are `predictions`.
         predictions: path of a JSON list of {"id" or "q_id", "lang", "ctxs": [text, ...]}, or such a list.
@@ -63,12 +65,16 @@ def evaluate_xor_retrieve(
         budgets: numbers of tokens.
         tokenize: called with a text, returns its words; None = NLTK's `word_tokenize`, as in the reference.
     Returns: a `XorRetrieveResult`.
-    Raises: ImportError if NLTK or its sentence model is missing; ValueError with file and line for damaged files, if
-        both or none of `encode` and `predictions` are given, or if no prediction meets a question that counts.
+    Raises: ImportError if NLTK or its sentence model is missing; ValueError with file and line, or with the number in
+        the list, for what is no such record, if both or none of `encode` and `predictions` are given, or if no
+        prediction meets a question that counts.
     """
     if (encode is None) == (predictions is None) or (encode is None) != (passages is None):
         raise ValueError("Either `predictions` or both `encode` and `passages` must be given, and not both.")
-    gold = read_xor_gold(gold) if isinstance(gold, (str, os.PathLike)) else [dict(record) for record in gold]
+    if isinstance(gold, (str, os.PathLike)):
+        gold = read_xor_gold(gold)
+    else:
+        gold = [_checked_question(record, f"`gold[{n}]`") for n, record in enumerate(gold)]
     if encode is not None:
         predictions = _search(
             gold, encode, passages, top_k, encode_passages=encode_passages, similarity=similarity,
@@ -91,15 +97,9 @@ def read_xor_gold(path: str | os.PathLike) -> list[dict]:
     for number, line in iter_lines(path):
         try:
             record = json.loads(line)
-            answers = record["answers"]
-            strings = [record["id"], record["lang"], record["question"], *answers]
-            if not isinstance(answers, list) or not all(isinstance(string, str) for string in strings):
-                raise TypeError("answers must be a list of strings, the others strings")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f'{path}, line {number}: expected {{"id", "lang", "question", "answers"}} ({error!r}).'
-            ) from error
-        records.append(record)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {_EXPECTED} ({error!r}).") from error
+        records.append(_checked_question(record, f"{path}, line {number}"))
     if not records:
         raise ValueError(f"{path} holds no question.")
     return records
@@ -184,6 +184,17 @@ def _search(gold, encode, path, top_k, **settings):
         {"id": record["id"], "lang": record["lang"], "ctxs": [texts[name] for name, _ in row]}
         for record, row in zip(gold, found, strict=True)
     ]
+
+
+def _checked_question(record, where):
+    try:
+        answers = record["answers"]
+        strings = [record["id"], record["lang"], record["question"], *answers]
+        if not isinstance(answers, list | tuple) or not all(isinstance(string, str) for string in strings):
+            raise TypeError("answers must be a list of strings, the others strings")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where}: {_EXPECTED} ({error!r}).") from error
+    return dict(record)
 
 
 def _read_predictions(path):

@@ -46,8 +46,9 @@ def export(
             `save_pretrained`, which a run calls again and again, an export takes no folder's place unasked.
     Returns: the path of the folder.
     Raises:
-        ValueError: for an unknown format, or one that cannot hold the model; for `facts` that are no JSON values.
-        FileExistsError: if the folder is there and `overwrite` is False.
+        ValueError: for an unknown format, or one that cannot hold the model; for NaN or infinity among the `facts`.
+        TypeError: for other `facts` that are no JSON values; for a model that is none of those above.
+        FileExistsError: if the folder is there, with something in it, and `overwrite` is False.
         NotImplementedError: for "saved-model" on another Keras backend than TensorFlow.
         ImportError: without the package that the format needs.
     """

@@ -66,7 +66,14 @@ class DecoderMask(keras.layers.Layer):
         return take_rows(masks, ops.minimum(choices, self.pool_size - 1))
 
     def _uniform(self, shape):
-        return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+        replica = _replica()
+        if replica is None:
+            return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+        import tensorflow as tf
+
+        # Keras' generator has the same state on all replicas, whose rows would share their masks.
+        seed = tf.random.experimental.stateless_fold_in(ops.cast(self.seed_generator.next(), "int32"), replica)
+        return tf.random.stateless_uniform(shape, seed)
 
     def compute_output_spec(self, target_mask, padding_mask, word_ids=None):
         batch, length = target_mask.shape
@@ -75,3 +82,13 @@ class DecoderMask(keras.layers.Layer):
     def get_config(self):
         config = {"mask_rate": self.mask_rate, "pool_size": self.pool_size, "seed": self.seed}
         return {**super().get_config(), **config}
+
+
+def _replica():
+    """Which of TensorFlow's replicas this is; None where there is one."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group if context is not None and context.num_replicas_in_sync > 1 else None

@@ -31,10 +31,11 @@ class MemoryBank(keras.layers.Layer):
         kind: "per_language", "tagged" or "shared".
         normalized: bool, vectors are stored with length 1.
         mask_same_document: bool, rows do not see what is of their own document: a neighbour is no good negative.
-    Call args: int (B,) each, of the anchors:
-        language_ids: 0 <= id < `num_languages`.
-        document_ids: the same number for a document in all epochs.
-        sentence_keys: equal for equal texts, negative = unknown. A row never sees its own text.
+    Call args:
+        language_ids: int (B,), of the anchors, 0 <= id < `num_languages`.
+        document_ids: int (B,), of the anchors, the same number for a document in all epochs.
+        sentence_keys: int (N,), of all sentences of the batch, those of other devices too: equal for equal texts,
+            negative = unknown. No anchor sees any of these texts: it might be its own, or that of its context.
     Returns: (float32 (`bank_size`, `dimension`) vectors, bool (B, `bank_size`) visible).
     Raises: ValueError for another kind or a size below 1.
     Reference: Wu et al., 2022 (CCP), language-specific memory bank; He et al., 2019 (MoCo),
@@ -98,7 +99,7 @@ class MemoryBank(keras.layers.Layer):
         if sentence_keys is not None:
             keys = ops.cast(sentence_keys, "int32")[:, None]
             same = ops.logical_and(keys >= 0, keys == _read_rows(self.bank_sentence_keys, rows)[None])
-            visible = ops.logical_and(visible, ops.logical_not(same))
+            visible = ops.logical_and(visible, ops.logical_not(ops.any(same, axis=0, keepdims=True)))
         shape = (ops.shape(language_ids)[0], self.bank_size)
         return ops.stop_gradient(_read_rows(self.bank_vectors, rows)), ops.broadcast_to(visible, shape)
 

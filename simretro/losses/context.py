@@ -10,7 +10,7 @@ def context_pairs(rows, all_rows=None, row_offset=0, window_sentences=2, mask_sa
 
     Context are the sentences of the same document at most `window_sentences` away, from whichever pair of the batch
     they are. The same sentence in another row, known by its place or by its key, is neither context nor negative. Nor
-    is a sentence of another language.
+    is a sentence of another language. A text that is in the context is no negative where it stands elsewhere.
 
     Args:
         rows: dict of int (R,) arrays: `document_ids` (unique over languages), `sentence_positions`, `language_ids`,
@@ -51,9 +51,21 @@ def context_pairs(rows, all_rows=None, row_offset=0, window_sentences=2, mask_sa
     if negatives == "cross":
         visible = ops.logical_and(visible, ops.logical_not(equal("sides")))
     positives = both(visible, same_document, distance <= window_sentences)
+    if "sentence_keys" in rows:
+        in_context = _columns_with_text_of(positives, columns["sentence_keys"][0])
+        visible = ops.logical_and(visible, ops.logical_or(positives, ops.logical_not(in_context)))
     if mask_same_document:
         visible = ops.logical_and(visible, ops.logical_or(positives, ops.logical_not(same_document)))
     return positives, visible
+
+
+def _columns_with_text_of(chosen, keys):
+    """bool (R, N): the columns with the key of one that is `chosen`, bool (R, N), in the row; `keys` int (N,)."""
+    places = ops.arange(ops.shape(keys)[0], dtype="int32")
+    same = ops.logical_and(keys[:, None] == keys[None], (keys >= 0)[:, None])
+    first = ops.where(keys >= 0, ops.cast(ops.argmax(same, axis=1), "int32"), places)  # stands for all with its key
+    counts = ops.segment_sum(ops.transpose(ops.cast(chosen, "float32")), first, num_segments=ops.shape(keys)[0])
+    return ops.transpose(ops.take(counts, first, axis=0)) > 0
 
 
 def context_loss(

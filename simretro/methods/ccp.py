@@ -6,12 +6,13 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from simretro.arguments import check_int
+from simretro.arguments import check_int, warn
 from simretro.data.epochs import EpochDataset
 from simretro.layers import MemoryBank, ProjectionHead
 from simretro.losses import context_loss, context_pairs
-from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels
+from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels, said_pooling
 from simretro.models import SentenceEncoder
+from simretro.models.pooling import masked_mean
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
 from simretro.training.distribution import gather_rows
@@ -207,9 +208,7 @@ class CCP(EncoderMethod):
         segment_ids, first = ops.zeros_like(token_ids), ops.zeros_like(token_ids[:, :1])
         if self.pooling == "mean":
             hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
-            weights = ops.cast(token_ids != self.encoder.config["pad_token_id"], "float32")[:, :, None]
-            total = ops.sum(ops.cast(hidden, "float32") * weights, axis=1)
-            vectors = total / ops.maximum(ops.sum(weights, axis=1), 1.0)
+            vectors = masked_mean(hidden, token_ids != self.encoder.config["pad_token_id"])
             return vectors, None if positions is None else take_rows(hidden, positions)
         read = first if positions is None else ops.concatenate([first, positions], axis=1)
         hidden = self.encoder.hidden_at(token_ids, segment_ids, read, training=training)
@@ -238,7 +237,9 @@ class CCP(EncoderMethod):
         num_candidates = ops.sum(ops.cast(visible, "float32"), axis=1)  # (R,)
         if self.bank is not None:
             self._refuse_unknown_languages(rows["language_ids"])
-            bank_vectors, bank_visible = self.bank(rows["language_ids"], rows["document_ids"], rows["sentence_keys"])
+            bank_vectors, bank_visible = self.bank(
+                rows["language_ids"], rows["document_ids"], all_rows["sentence_keys"]
+            )
             num_candidates += ops.sum(ops.cast(bank_visible, "float32"), axis=1)
         loss, accuracy = context_loss(
             vectors,
@@ -311,11 +312,23 @@ class CCP(EncoderMethod):
                 f"`{name}` has the languages {languages}, but this model was made for {self.languages or 'one'}. Give "
                 "it the same `languages`, in the same order."
             )
+        self._check_small_languages(name, data)
         window = getattr(data, "window_sentences", self.window_sentences)
         if window != self.window_sentences:
             raise ValueError(
                 f"`{name}` draws contexts with `window_sentences={window}`, but this model has "
                 f"{self.window_sentences}. Give both the same."
+            )
+
+    def _check_small_languages(self, name, data):
+        size = getattr(data, "pairs_per_batch", 0)
+        small = {language: n for language, n in getattr(data, "num_pairs", {}).items() if n < size}
+        torn = {language: n for language, n in small.items() if n % self.micro_batches}
+        if torn and getattr(data, "mlm_share", 0) < 1:
+            raise ValueError(
+                f"`micro_batches={self.micro_batches}` must divide the pairs of every batch, but these languages of "
+                f"`{name}` have fewer pairs than a batch: {torn}. Give them more documents, leave them out, or compile "
+                "without `micro_batches`."
             )
 
     # Use
@@ -330,11 +343,14 @@ class CCP(EncoderMethod):
     @classmethod
     def _saved_settings(cls, facts):
         """An encoder that says how its vectors are pooled is trained so."""
-        pooling = facts.get("sentence_encoder", {}).get("pooling")
-        found = {"pooling": pooling} if pooling in _CHOICES["pooling"] else {}
-        return found | super()._saved_settings(facts)
+        return said_pooling(facts, _CHOICES["pooling"]) | super()._saved_settings(facts)
 
     def _kept_parts(self):
+        if not self.synchronized and getattr(self.distribute_strategy, "num_replicas_in_sync", 1) > 1:
+            warn(
+                "with `synchronized=False` each device has statistics and a bank of its own: the folder keeps those of "
+                "the first one. A `TrainingCheckpoint` keeps all."
+            )
         parts = {"head": export_part(self.head)}
         if self.bank is not None:
             parts["bank"] = export_part(self.bank)

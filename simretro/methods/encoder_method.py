@@ -129,7 +129,8 @@ class EncoderMethod(AdditiveLossModel):
         if limit is not None and longest > limit:
             raise ValueError(
                 f"The batches of `{name}` have up to {longest} tokens a row, but the encoder has {limit} positions. "
-                f"Give the data a smaller `maxlen`: a row holds {self.texts_per_row} of its texts."
+                f"Give the data a smaller `maxlen`: a row holds {self.texts_per_row} of its texts, and is padded to a "
+                "multiple of `length_multiple`."
             )
 
     def _check_batch(self, name, batch):
@@ -337,6 +338,12 @@ def array_of(x, key, advice):
     if key not in x:
         raise ValueError(f"The batch lacks `{key}`: {advice}. It has {', '.join(f'`{name}`' for name in x)}.")
     return x[key]
+
+
+def said_pooling(facts: dict, choices) -> dict:
+    """`{"pooling": ...}` if a folder's facts say how vectors are pooled and it is one of `choices`, else `{}`."""
+    pooling = facts.get("sentence_encoder", {}).get("pooling")
+    return {"pooling": pooling} if pooling in choices else {}
 
 
 def count_labels(labels):

@@ -8,13 +8,16 @@ from keras import ops
 from simretro.arguments import check_int
 from simretro.layers import DecoderMask
 from simretro.losses import bag_of_words_loss, max_pooled_logits
-from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels
+from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels, said_pooling
 from simretro.models import SentenceEncoder
+from simretro.models.pooling import masked_mean
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
 
 _DECODINGS = ("enhanced", "basic", None)
 _BOW_TARGETS = ("normalized", "reference")
+_BOW_SOURCES = ("tokens", "vector", None)
+_POOLINGS = ("cls", "mean")
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -27,11 +30,12 @@ class RetroMAE(EncoderMethod):
     - "enhanced" predicts every ordinary token. Its queries are the sentence vector and a position, its keys and values
       the unmasked tokens, of which each row sees a random sample that never holds its own token (`DecoderMask`).
     - "basic" predicts the masked tokens of a second, harder mask, from the sentence vector followed by these tokens.
-    - None: there is no decoder. With `bow_weight` 0 that is plain MLM, with `bow_weight` the sentence is rebuilt as a
-      bag of words from the encoder's states alone, which is cheaper.
+    - None: there is no decoder. With `bow_weight` 0 that is plain MLM, which teaches the vector nothing; with
+      `bow_weight` the sentence's bag of words is read off its vector, which is cheaper than a decoder.
 
-    With a decoder and a `bow_weight`, this is DupMAE (its published code has 0.1). The sentence vector is the last
-    state of [CLS], neither pooled nor normalised.
+    With a decoder and a `bow_weight`, this is DupMAE (its published code has 0.1), where the bag of words is read off
+    the other tokens' states. The sentence vector is the last state of [CLS], as in the papers, or the mean of all
+    tokens' states; it is not normalised.
 
     The batches of `simretro.data.MaskedDocuments` have what `call` reads; "basic" needs its `decoder_mask_rate`, a mask
     pool its `with_word_ids`. Metrics: `encoder_loss`, `encoder_accuracy`, `decoder_loss`, `decoder_accuracy`,
@@ -48,19 +52,25 @@ class RetroMAE(EncoderMethod):
             in DupMAE's and BGE's code. The two are no continuation of one another.
         mask_pool_size: int, see `DecoderMask`; None draws each token for itself.
         bow_weight: float, 0 = no bag of words.
+        bow_source: what the bag of words is read off. "tokens": the states of all tokens but [CLS], of each word of the
+            vocabulary the largest logit. "vector": the sentence vector. None: the latter without a decoder, else the
+            former.
         bow_target: "normalized" or "reference", see `bag_of_words_loss`.
+        pooling: "cls" or "mean", what the decoder is given and `encode` returns. Take what the retriever is to have: a
+            folder that says how its vectors are pooled is pre-trained so.
         maxlen: int, longest text in tokens for encoding; None = what the positions allow.
         chunk_size: int, positions whose vocabulary logits exist at a time.
         seed: int, of the decoder's masks.
     Raises: ValueError if the encoder lacks a part or a value is out of range.
     Reference: Xiao et al., 2022, https://arxiv.org/abs/2205.12035; DupMAE: Liu et al., 2022,
-        https://arxiv.org/abs/2211.08769; the bag of words alone: Ma et al., 2024, https://arxiv.org/abs/2401.11248.
+        https://arxiv.org/abs/2211.08769; the bag of words of the vector: Ma et al., 2024,
+        https://arxiv.org/abs/2401.11248.
     """
 
     facts_name = "retromae"
     encoder_options: ClassVar = {"with_mlm": "linear"}
-    settings_names = ("decoding", "decoder_mask_rate", "query_norm", "mask_pool_size", "bow_weight", "bow_target")
-    settings_names += ("maxlen",)
+    settings_names = ("decoding", "decoder_mask_rate", "query_norm", "mask_pool_size")
+    settings_names += ("bow_weight", "bow_source", "bow_target", "pooling", "maxlen")
     folder_format = "sentence-transformers"
 
     def __init__(
@@ -72,7 +82,9 @@ class RetroMAE(EncoderMethod):
         query_norm: bool = False,
         mask_pool_size: int | None = None,
         bow_weight: float = 0.0,
+        bow_source: str | None = None,
         bow_target: str = "normalized",
+        pooling: str = "cls",
         maxlen: int | None = None,
         chunk_size: int = 1024,
         seed: int | None = None,
@@ -83,7 +95,12 @@ class RetroMAE(EncoderMethod):
                 "`encoder` must be built with `application='encoder'` and `with_mlm='linear'`; "
                 f"received {encoder.application!r} and {encoder.with_mlm!r}."
             )
-        for argument, value, choices in (("decoding", decoding, _DECODINGS), ("bow_target", bow_target, _BOW_TARGETS)):
+        for argument, value, choices in (
+            ("decoding", decoding, _DECODINGS),
+            ("bow_source", bow_source, _BOW_SOURCES),
+            ("bow_target", bow_target, _BOW_TARGETS),
+            ("pooling", pooling, _POOLINGS),
+        ):
             if value not in choices:
                 raise ValueError(f"`{argument}` must be one of {choices}; received {value!r}.")
         if not 0 <= bow_weight < float("inf"):
@@ -106,7 +123,9 @@ class RetroMAE(EncoderMethod):
         self.query_norm = query_norm
         self.mask_pool_size = mask_pool_size
         self.bow_weight = bow_weight
+        self.bow_source = bow_source
         self.bow_target = bow_target
+        self.pooling = pooling
         self.decoder = self.decoder_mask = None
         if decoding == "enhanced":
             self.decoder_mask = DecoderMask(decoder_mask_rate, mask_pool_size, seed, name="decoder_mask")
@@ -124,7 +143,8 @@ class RetroMAE(EncoderMethod):
                 (B, M); "basic": `decoder_token_ids` (B, L), `decoder_positions` (B, D); with a pool `word_ids` (B, L).
             training: bool.
         Returns: dict of `sentence_vectors` float (B, H), and hidden states in the space of the token table: `encoder`
-            (B, M, E), `decoder` (B, L, E) or, "basic", (B, D, E), and `states` (B, L, E) for the bag of words.
+            (B, M, E), `decoder` (B, L, E) or, "basic", (B, D, E), and `states`, (B, L, E) or (B, E), for the bag of
+                words.
         """
         outputs = self._encode_masked(x, training)
         if self.decoding == "enhanced":
@@ -136,13 +156,20 @@ class RetroMAE(EncoderMethod):
     def _encode_masked(self, x, training):
         token_ids, positions = _of(x, "encoder_token_ids"), _of(x, "masked_positions")
         transform, segment_ids = self.encoder.mlm_head.transform, ops.zeros_like(token_ids)
-        if not self.bow_weight:
+        all_states = self.bow_weight > 0 and not self._reads_bow_off_vector
+        if self.pooling == "cls" and not all_states:  # the last block's work is done where it is read
             read = ops.concatenate([ops.zeros_like(positions[:, :1]), positions], axis=1)
             hidden = self.encoder.hidden_at(token_ids, segment_ids, read, training=training)
-            return {"sentence_vectors": hidden[:, 0], "encoder": transform(hidden[:, 1:])}
-        hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
-        states = transform(hidden)
-        return {"sentence_vectors": hidden[:, 0], "states": states, "encoder": take_rows(states, positions)}
+            vectors, masked = hidden[:, 0], transform(hidden[:, 1:])
+        else:
+            hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
+            vectors = masked_mean(hidden, self._tokens(token_ids)) if self.pooling == "mean" else hidden[:, 0]
+            states = transform(hidden) if all_states else None
+            masked = take_rows(states, positions) if all_states else transform(take_rows(hidden, positions))
+        outputs = {"sentence_vectors": vectors, "encoder": masked}
+        if self.bow_weight:
+            outputs["states"] = states if all_states else transform(vectors)
+        return outputs
 
     def _rebuild_all(self, x, sentence_vectors, training):
         token_ids = _of(x, "token_ids")
@@ -223,11 +250,19 @@ class RetroMAE(EncoderMethod):
             loss += self.bow_weight * self._bow_loss(x, y_pred["states"], normalizers)
         return loss
 
+    @property
+    def _reads_bow_off_vector(self):
+        return (self.bow_source or ("tokens" if self.decoding else "vector")) == "vector"
+
     def _bow_loss(self, x, states, normalizers):
-        # [CLS], the sentence vector, has no part in the bag of words.
-        counted = ops.logical_and(self._tokens(x["token_ids"]), ops.arange(ops.shape(states)[1], dtype="int32") > 0)
-        head = self.encoder.mlm_head
-        logits = max_pooled_logits(states, self.encoder.token_table, head.bias, counted, self.chunk_size)
+        table, bias = self.encoder.token_table, self.encoder.mlm_head.bias
+        if self._reads_bow_off_vector:
+            logits = ops.matmul(states, ops.transpose(ops.cast(ops.convert_to_tensor(table), states.dtype)))
+            logits = ops.cast(logits, "float32") + ops.cast(bias, "float32")
+        else:
+            others = ops.arange(ops.shape(states)[1], dtype="int32") > 0  # without [CLS]
+            counted = ops.logical_and(self._tokens(x["token_ids"]), others)
+            logits = max_pooled_logits(states, table, bias, counted, self.chunk_size)
         losses = bag_of_words_loss(logits, x["token_ids"], self._targets(x["token_ids"]), self.bow_target)
         rows = ops.cast(ops.shape(states)[0], "float32")
         self._track("bow", ops.sum(losses) / ops.maximum(rows, 1.0), rows)
@@ -244,10 +279,15 @@ class RetroMAE(EncoderMethod):
 
     @property
     def sentence_encoder(self) -> SentenceEncoder:
-        """The encoder, read at [CLS]; vectors are not normalised."""
-        return self._pretrained_encoder("cls", normalize=False)
+        """The encoder, read as `pooling` says; vectors are not normalised."""
+        return self._pretrained_encoder(self.pooling, normalize=False)
 
     # Files
+
+    @classmethod
+    def _saved_settings(cls, facts):
+        """An encoder that says how its vectors are pooled is trained so."""
+        return said_pooling(facts, _POOLINGS) | super()._saved_settings(facts)
 
     def _kept_parts(self):
         return {} if self.decoder is None else {"decoder": export_part(self.decoder)}

@@ -27,7 +27,7 @@ def text_vectors(encoder, token_ids, pooling: str, training: bool | None = False
     segment_ids = ops.zeros_like(token_ids)
     if pooling == "mean":
         hidden = encoder.hidden(token_ids, segment_ids, training=training)
-        return _masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
+        return masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
     first = ops.zeros_like(token_ids[:, :1])
     vectors = encoder.hidden_at(token_ids, segment_ids, first, training=training)[:, 0]
     return encoder.pooler(vectors) if pooling == "pooler" else vectors
@@ -45,7 +45,8 @@ def new_projection(encoder, size: int, name: str = "projection") -> layers.Dense
     return projection
 
 
-def _masked_mean(hidden, padding_mask):
+def masked_mean(hidden, padding_mask):
+    """float32 (B, H), the mean of float (B, L, H) over the positions where bool (B, L) is True; 0 if none is."""
     weights = ops.cast(padding_mask, "float32")[:, :, None]
     total = ops.sum(ops.cast(hidden, "float32") * weights, axis=1)
     return total / ops.maximum(ops.sum(weights, axis=1), 1.0)

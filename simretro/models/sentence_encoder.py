@@ -22,7 +22,8 @@ from simretro.models.config import check_maxlen, check_vocabulary, max_tokens
 from simretro.models.engines import KERAS, check_engine, engine_of
 from simretro.models.folders import write_folder
 from simretro.models.pooling import check_pooling, new_projection, text_vectors
-from simretro.models.weights import export_part, load_part, named_variables
+from simretro.models.transformer import Transformer
+from simretro.models.weights import export_part, export_weights, load_part, load_weights, named_variables
 from simretro.ops import unit_vectors
 from simretro.tokenizers import TruncationWarning
 from simretro.tokenizers.rows import round_up
@@ -45,7 +46,8 @@ class SentenceEncoder:
         tokenizer: of `simretro.tokenizers`.
         pooling: "cls" (first token), "mean" (over the tokens of a text) or "pooler" (dense layer on the first token).
         normalize: bool, whether vectors have length 1 unless `encode` is told otherwise.
-        maxlen: int, longest text in tokens, the special ones included; None = `max_position_embeddings` of the config.
+        maxlen: int, longest text in tokens, the special ones included; None = as many as the encoder has
+            positions for.
         projection: linear layer to shorter vectors, see `new_projection`; None = the encoder's own.
         engine: what computes, unless `encode` is told otherwise: "keras", or, on a CPU, "onnx" (ONNX Runtime),
             "openvino" (both give the vectors of Keras, in less time) or "openvino-int8" (faster still where the
@@ -124,6 +126,27 @@ class SentenceEncoder:
             settings["projection"] = new_projection(encoder, weights["kernel"].shape[1])
             load_part(settings["projection"], weights, checkpoint.source)
         return cls(encoder, tokenizer, **settings)
+
+    def at_layer(self, layer: int, pooling: str = "mean") -> "SentenceEncoder":
+        """An encoder that reads the states behind an inner layer: for Tatoeba CCP takes the mean of layer 14 of 24.
+
+        It consists of copies of the first layers, as they are now; what is behind them, a projection included, is left
+        out. So it can be saved, exported and run by every engine.
+
+        Args:
+            layer: int in [1, `num_hidden_layers`]; layer 1 is the first one behind the embeddings.
+            pooling: "cls" or "mean".
+        Returns: SentenceEncoder that normalises, cuts and computes as this one does.
+        Raises: ValueError for a layer that the encoder does not have, or another pooling.
+        """
+        num_layers = self.encoder.config["num_hidden_layers"]
+        if check_int("layer", layer, 1) > num_layers:
+            raise ValueError(f"`layer` must be at most {num_layers}, the layers of the encoder; received {layer}.")
+        config = {**self.encoder.config, "num_hidden_layers": layer}
+        encoder = Transformer(config, self.encoder.application, dtype=self.encoder.policy)
+        weights = export_weights(self.encoder)
+        load_weights(encoder, {name: weights[name] for name in named_variables(encoder)}, "the encoder")
+        return SentenceEncoder(encoder, self.tokenizer, pooling, self.normalize, self.maxlen, engine=self.engine)
 
     def save_pretrained(self, folder: str | Path, facts: dict | None = None) -> None:
         """Writes simretro's own folder: config, weights, tokenizer, and how vectors are made.

@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import keras
@@ -13,6 +13,8 @@ from simretro.files import atomic_folder, recover_folder
 from simretro.training import store
 from simretro.training.averages import averaged_weights, exchange_averages
 from simretro.training.callbacks import divergence_error, non_finite_loss
+from simretro.training.facts import check_settings, check_tokenizer, data_facts, differences, model_facts
+from simretro.training.periodic import PeriodicEvaluation
 from simretro.training.state import (
     as_array,
     assign_variables,
@@ -43,6 +45,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     batches of a `PyDataset` with Python's global random numbers; and draw random numbers from `SeedGenerator`s that
     the model owns. A kill at any moment loses the work since the last checkpoint at most, see `store`.
 
+    Also saved are the settings of a method and the config of its encoder, and what the data say of themselves: a run
+    goes on with the same settings and tokenizer, or not at all. Other data of that tokenizer are taken at the end of an
+    epoch, with a warning. While a process trains, no other one can train into the same folder.
+
     The data are told their position at the beginning of each epoch, by `data.resume(epoch, step)`: "the next pass is
     epoch `epoch`, from its batch `step` on; until its end `num_batches` is what is left". The position is the number
     of finished steps, since the data set itself is asked for batches ahead of time.
@@ -66,6 +72,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         keep: int, how many checkpoints to keep besides the best.
         save_best: callable that writes the model into the folder it is given, for instance `model.save_pretrained`.
             None: only the variables are written, for `load_best`.
+        evaluations: the `PeriodicEvaluation`s given to `fit`, before this callback; their numbers are kept, too.
+    Attributes:
+        step: int, training steps done, over all epochs and runs.
+        history: list of dict, the logs of all epochs, those before `restore`, too. Of an epoch that another callback
+            has stopped within they have `step_in_epoch`; when that epoch goes on, they are replaced.
+        evaluations: {name: list of {"step": updates done, **numbers}}, all that `evaluations` have found.
+        best: dict of "monitor", "value", "epoch" and "step", or None.
     Raises: ValueError if an argument is out of range.
     """
 
@@ -78,6 +91,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         every_steps: int | None = None,
         keep: int = 1,
         save_best: Callable[[Path], object] | None = None,
+        evaluations: Iterable[PeriodicEvaluation] = (),
     ):
         super().__init__()
         if every_steps is not None:
@@ -92,13 +106,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.monitor, self.keep, self.every_steps, self.save_best = monitor, keep, every_steps, save_best
         self.sign = _sign(monitor, mode)
         self.data = _checked_data(data)
-        self.step = 0  # training steps done, over all epochs and runs
-        self.history: list[dict] = []  # logs of all epochs, those before `restore` too
+        self._evaluations = _checked_evaluations(evaluations)
+        self.step = 0
+        self.history: list[dict] = []
+        self.evaluations: dict[str, list[dict]] = {}
         self.best: dict | None = None
+        self._evaluations_before: dict[str, list[dict]] = {}  # this `fit`
         self._resumed: dict | None = None  # state of `restore`, until the first epoch begins
         self._metrics: dict = {}  # of the checkpoint, for the rest of its epoch
         self._metrics_of_training: dict = {}  # of an epoch that was stopped within, before its validation
-        self._owns_folder = self._monitor_missing = self._exchanged = False
+        self._monitor_missing = self._exchanged = False
+        self._own_latest: Path | None = None  # the checkpoint that was restored or written last
         self._quiet = None
         self._epoch = self._first_step = self._steps_done = 0
         self._first_rate: float | None = None  # that the optimizer was made with; None of a schedule
@@ -108,6 +126,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Path of the last complete checkpoint, None where there is none."""
         return store.latest_checkpoint(self.folder)
 
+    def lock(self) -> None:
+        """Keeps other processes from training into `folder`, as `fit` does by itself, until `fit` or this process ends.
+
+        Called before `restore`, it tells of another run before there is work to wait for.
+
+        Raises: ValueError if another process trains into it.
+        """
+        store.lock_folder(self.folder)
+
     def restore(self, model: keras.Model, data=None) -> int:
         """Puts model, optimizer, history and, when `fit` begins, the data where the last checkpoint was.
 
@@ -116,8 +143,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 model and optimizer were made within its scope.
             data: the training data; None: as given to the constructor.
         Returns: int, the `initial_epoch` for `fit`; 0 where `folder` has no checkpoint yet.
-        Raises: ValueError naming all variables that do not fit, before any is assigned; within an epoch also for other
-            data than those of the interrupted run, naming how they differ.
+        Raises: ValueError, before anything is assigned: for a model of other settings, naming all that differ; naming
+            all variables that do not fit; for data of another tokenizer; within an epoch for any other data than those
+            of the interrupted run, naming how they differ.
 
         A learning rate without a schedule goes on as it was, lowered by a callback perhaps; but if the optimizer was
         made with another one than that of the run, it keeps that, which a warning tells.
@@ -127,11 +155,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         _check_ready(model)
         path = self.latest
         state = {"epoch": 0} if path is None else store.read_state(path)
+        check_settings(state.get("model"), model_facts(model), path)
         if self.data is not None:
             # `fit` must count a whole epoch; where in it to begin is told when that epoch begins.
             self.data.resume(state["epoch"], 0)
         if path is None:
-            self._owns_folder = True
             return 0
         self._check_position(state, path)
         build_optimizer_variables(model)
@@ -148,7 +176,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._exchanged = False  # weights and averages are those of the checkpoint, each in its place
         self._metrics = store.read_arrays(path, "metrics") if state["step_in_epoch"] else {}
         self.step, self.history, self.best, self._resumed = state["step"], state["history"], state["best"], state
-        self._owns_folder = True
+        self.evaluations = state.get("evaluations", {})
+        self._own_latest = path
         return state["epoch"]
 
     def _choose_rate(self, optimizer, state, variables, arrays):
@@ -187,12 +216,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if self._exchanged:  # the last `fit` was interrupted within its validation
             self._exchanged = not exchange_averages(self.model)
-        if not self._owns_folder and self.latest is not None:
+        self.lock()
+        latest = self.latest
+        if latest not in (None, self._own_latest):  # a finished run's, or one that was written since `restore`
+            store.unlock_folder(self.folder)
             raise ValueError(
-                f"`folder` already holds a checkpoint, {self.latest}. Call `restore(model)` before `fit` to go on from "
-                "it, or give another `folder`: this run would remove it."
+                f"`folder` already holds a checkpoint, {latest}. Call `restore(model)` before `fit` to go on from it, "
+                "or give another `folder`: this run would remove it."
             )
-        self._owns_folder = True
+        self._evaluations_before = dict(self.evaluations)
         if not self.step:
             self._first_rate = _constant_rate(self.model.optimizer)
         steps = self.params.get("steps")
@@ -213,11 +245,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._first_step = state["step_in_epoch"] if self.data is not None else 0
             if self._first_step:
                 self._restore_metrics()
-        elif any(entry["epoch"] == epoch for entry in self.history):
+        elif any(entry["epoch"] == epoch for entry in self._whole_epochs()):
             warn(
                 f"Epoch {epoch + 1} is trained once more, on the same batches: `fit` begins at `initial_epoch`, "
-                f"{epoch}. To go on, give it `initial_epoch={len(self.history)}` and `epochs` behind that."
+                f"{epoch}. To go on, give it `initial_epoch={len(self._whole_epochs())}` and `epochs` behind that."
             )
+        self.history = [entry for entry in self.history if entry["epoch"] != epoch or "step_in_epoch" not in entry]
         self._epoch, self._steps_done = epoch, self._first_step
         if self.data is not None:
             self.data.resume(epoch, self._first_step)
@@ -266,28 +299,46 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         logs = dict(logs or {})
         self._refuse_divergence(logs)
         steps = self.params.get("steps")
-        if steps and self._steps_done < steps:  # another callback has stopped the training within the epoch
-            self._save(epoch, self._steps_done, logs)
-            return
-        self.history.append({"epoch": epoch, "step": self.step, **_numbers(logs)})
+        stopped = steps and self._steps_done < steps  # by another callback, within the epoch
+        place = {"epoch": epoch, "step": self.step} | ({"step_in_epoch": self._steps_done} if stopped else {})
+        self.history.append({**place, **_numbers(logs)})
         if self.monitor is not None:
             self._save_if_best(epoch, logs)
-        self._save(epoch + 1, 0, logs)
+        if stopped:
+            self._save(epoch, self._steps_done, logs)
+        else:
+            self._save(epoch + 1, 0, logs)
+
+    def on_train_end(self, logs=None):
+        self._gather_evaluations()
+        store.unlock_folder(self.folder)
+
+    def _whole_epochs(self):
+        return [entry for entry in self.history if "step_in_epoch" not in entry]
+
+    def _gather_evaluations(self):
+        for callback in self._evaluations:
+            before = self._evaluations_before.get(_name_of(callback), [])
+            by_step = {entry["step"]: entry for entry in [*before, *callback.history]}
+            self.evaluations[_name_of(callback)] = list(by_step.values())
 
     def _save(self, epoch, step_in_epoch, logs):
         self._refuse_divergence(logs)
+        self._gather_evaluations()
         state = {
             "epoch": epoch,
             "step_in_epoch": step_in_epoch,
             "step": self.step,
             "num_batches": self.params.get("steps"),
             "first_rate": self._first_rate,
-            "data": _facts(self.data),
+            "data": data_facts(self.data),
+            "model": model_facts(self.model),
             "best": self.best,
             "history": self.history,
+            "evaluations": self.evaluations,
         }
         names = ("model", "optimizer", "metrics") if step_in_epoch else ("model", "optimizer")
-        store.write_checkpoint(self.folder, self.step, self._groups(names), state, self.keep)
+        self._own_latest = store.write_checkpoint(self.folder, self.step, self._groups(names), state, self.keep)
 
     def _groups(self, names):
         variables = state_variables(self.model)
@@ -325,7 +376,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.best = best
 
     def _check_position(self, state, path):
-        different = _differences(state.get("data"), _facts(self.data))
+        before, now = state.get("data"), data_facts(self.data)
+        check_tokenizer(before, now, path)
+        different = differences(before, now, "`{name}` was {before!r}, is {now!r}")
         if not state["step_in_epoch"]:
             if different:
                 warn(f"{path} is of a run on other data; now it goes on with these: {different}.")
@@ -406,18 +459,19 @@ def _checked_data(data):
     return data
 
 
-def _facts(data):
-    """What a data set says of itself by `facts()`, None where it has no such method."""
-    facts = getattr(data, "facts", None)
-    return facts() if callable(facts) else None
+def _checked_evaluations(evaluations):
+    evaluations = list(evaluations)
+    for callback in evaluations:
+        if not isinstance(callback, PeriodicEvaluation):
+            raise ValueError(f"`evaluations` must be `PeriodicEvaluation`s; received a {type(callback).__name__}.")
+    names = [_name_of(callback) for callback in evaluations]
+    if len(set(names)) < len(names):
+        raise ValueError(f"`evaluations` must have different names; received {names}. Give each a `name`.")
+    return evaluations
 
 
-def _differences(before, now):
-    """In words; empty where nothing is known of one of the two."""
-    if not before or not now:
-        return ""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"`{name}` was {before.get(name)!r}, is {now.get(name)!r}" for name in names)
+def _name_of(evaluation):
+    return evaluation.name or "evaluation"
 
 
 def _check_ready(model):

@@ -10,7 +10,7 @@ from simretro.training.probe_texts import checked_texts, encoded
 # Vectors that are below both have collapsed, see `EmbeddingMonitor`; the rank as a share of min(N - 1, d).
 _LEAST_STD = 0.01
 _LEAST_RANK_SHARE = 0.15
-_LEAST_TEXTS = 16
+LEAST_TEXTS = 16
 
 
 class EmbeddingMonitor(PeriodicEvaluation):
@@ -42,7 +42,7 @@ class EmbeddingMonitor(PeriodicEvaluation):
     """
 
     def __init__(self, encode: Callable, texts: Sequence[str], every_steps: int | None = None, name: str = "embedding"):
-        self.texts = checked_texts(texts, _LEAST_TEXTS)
+        self.texts = checked_texts(texts, LEAST_TEXTS)
         super().__init__(self._measure, every_steps, name)
         self.encode = encode
         self._warned = False

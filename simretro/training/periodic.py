@@ -23,9 +23,10 @@ class PeriodicEvaluation(keras.callbacks.Callback):
     `History` are behind all others by themselves.
 
     Every N steps means whenever the optimizer's count of updates passes a multiple of N, so a resumed run evaluates at
-    the same steps as one that was not interrupted. What is found within an epoch is in `history` alone, with its step,
-    since the logs of a batch hold what is measured on the training batches; the logs of the epoch get the numbers of
-    its end.
+    the same steps as one that was not interrupted. What is found within an epoch is printed, unless `fit` is silent
+    (`verbose=0`), and is in `history` alone, with its step, since the logs of a batch hold what is measured on the
+    training batches; the logs of the epoch get the numbers of its end. `TrainingCheckpoint(evaluations=...)` keeps all
+    of them over the interruptions of a run.
 
     With averaged weights (`use_ema=True` of the optimizer) these are evaluated, as by `TrainingCheckpoint`. Training
     goes on as if nothing had been evaluated, provided that `evaluate` neither changes the model nor calls
@@ -41,6 +42,8 @@ class PeriodicEvaluation(keras.callbacks.Callback):
         ValueError: if `every_steps` is out of range or, at an epoch's end, a name is in the logs already.
         TypeError: if `evaluate` returns no dict of numbers.
     """
+
+    _last_told: tuple | None = None  # of all objects: the training, epoch and batch whose line was printed last
 
     def __init__(
         self, evaluate: Callable[[], dict[str, float]], every_steps: int | None = None, name: str | None = None
@@ -68,6 +71,7 @@ class PeriodicEvaluation(keras.callbacks.Callback):
         self._step = self._first + batch + 1 if updates_each_batch(optimizer) else updates_done(optimizer)
         if self._step // self.every_steps > before // self.every_steps:
             self._run(updates_done(self.model.optimizer))
+            self._tell(batch)
 
     def on_epoch_end(self, epoch, logs=None):
         step = updates_done(self.model.optimizer)
@@ -86,6 +90,20 @@ class PeriodicEvaluation(keras.callbacks.Callback):
             found = self.evaluate()
         prefix = "" if self.name is None else f"{self.name}_"
         self.history.append({"step": step, **{prefix + key: number for key, number in _numbers(found).items()}})
+
+    def _tell(self, batch):
+        """Prints the last numbers on a line of their own, between two states of Keras' progress bar."""
+        params = self.params or {}
+        verbose, numbers = params.get("verbose", 0), dict(self.history[-1])
+        told = f"step {numbers.pop('step')}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        if not numbers or not verbose or not keras.config.is_interactive_logging_enabled():
+            return
+        # The bar stays in its line; before the first step of an epoch there is none, and another callback of this kind
+        # may have ended its line at this very step.
+        place = (id(params), self._first, batch)
+        within_line = verbose != 2 and batch > 0 and place != PeriodicEvaluation._last_told
+        PeriodicEvaluation._last_told = place
+        print(("\n" if within_line else "") + told, flush=True)
 
 
 def _numbers(found):

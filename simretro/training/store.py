@@ -3,25 +3,103 @@
     folder/latest.json                      {"checkpoint": "step-00000123"}
     folder/step-00000123/state.json         epoch, step, history, best
     folder/step-00000123/model.safetensors  and one such file for each further group of arrays
+    folder/.lock                            while a process trains: its host and id
 
 Whatever moment the process is killed at, `latest.json` names a folder that is complete: the folder is written aside
 and renamed, then the pointer is replaced, and only then are older folders removed.
 """
 
+import contextlib
 import json
+import os
 import shutil
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from simretro.files import atomic_file, atomic_folder, recover_folder, remove_unfinished
 
 FORMAT_VERSION = 1
 POINTER = "latest.json"
 STATE = "state.json"
+LOCK = ".lock"
+_locks: dict[Path, IO[bytes]] = {}  # those of this process, open as long as they are held
+
+
+def lock_folder(folder: str | Path) -> None:
+    """Keeps other processes from training into a folder until `unlock_folder` or the end of this process, however.
+
+    Two of them would remove each other's checkpoints. This process may take it again, after an interruption for
+    instance. Where there are no such locks (Windows, some network drives), nothing is kept.
+
+    Args:
+        folder: where all checkpoints of the run are; made if missing.
+    Raises: ValueError if another process has it, naming both.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        return
+    path = Path(os.path.realpath(folder)) / LOCK
+    while True:
+        # Never opened twice: a process that closes one of its files of this name loses the lock.
+        file = _locks.pop(path, None) or open(path, "ab+", buffering=0)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(
+                f"{folder} is being written by another training run ({_owner(file)}), and each of the two would "
+                "remove the other's checkpoints. Wait for that one to end, or stop it and go on from its last "
+                "checkpoint; or give this one another `folder`."
+            ) from None
+        except OSError:  # this file system has no locks
+            file.close()
+            return
+        if _is_at(file, path):
+            _locks[path] = file
+            _note_owner(file)
+            return
+        file.close()  # whoever had it has removed it meanwhile
+
+
+def unlock_folder(folder: str | Path) -> None:
+    """Gives a folder free that this process has locked; else nothing happens."""
+    path = Path(os.path.realpath(folder)) / LOCK
+    file = _locks.pop(path, None)
+    if file is not None:
+        if _is_at(file, path):
+            path.unlink()  # before it is closed: who has it open finds that it is gone
+        file.close()
+
+
+def _is_at(file, path):
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _note_owner(file):
+    """Only for the message to another process: a lock on a full disk is a lock."""
+    with contextlib.suppress(OSError):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+
+def _owner(file):
+    with file:
+        file.seek(0)
+        return file.read(200).decode("utf-8", "replace") or "of a process that does not tell its name"
 
 
 def write_checkpoint(

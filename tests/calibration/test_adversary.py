@@ -1,10 +1,12 @@
+import warnings
+
 import numpy as np
 import pytest
 
 from simretro.arrays import unit_rows
 from simretro.calibration import CrossLingualCalibrator, adversarial_map
 from simretro.calibration.adversary import _Game
-from tests.calibration.clouds import random_rotation
+from tests.calibration.clouds import random_rotation, top1
 
 pytestmark = pytest.mark.backends
 TINY = {"epochs": 2, "steps_per_epoch": 50, "hidden_size": 32, "discriminator_steps": 2, "learning_rate": 0.3}
@@ -81,3 +83,32 @@ def test_the_calibrator_takes_the_adversary_and_its_settings():
     assert two < one / 2
     with pytest.raises(TypeError, match="no_such"):
         CrossLingualCalibrator(rotate="adversarial", adversarial={"no_such": 1}).fit(X)
+
+
+@pytest.mark.parametrize("dimension, related", [(40, False), (6, True)])
+def test_thirty_points_fit_and_a_failure_is_told(dimension, related):
+    """Two small clouds with different means: a batch of more vectors than there are, and no map refused in silence."""
+    rng = np.random.default_rng(0)
+    points, others = rng.standard_normal((2, 30, dimension))
+    if related:
+        others = points[::-1] @ random_rotation(dimension, rng, 0.2)
+    X = {"en": points + 20, "zh": others - 20}
+    options = {**TINY, "epochs": 1, "steps_per_epoch": 20, "batch_size": 64}
+    calibrator = CrossLingualCalibrator(rotate="adversarial", pivot="en", n_starts=2, adversarial=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrator.fit(X)
+    report = calibrator.reports_["zh"]
+    assert report["method"] == "adversarial" and 0 <= report["agreement"] <= 1
+    sure = report["agreement"] >= 0.3 and report["relative_agreement"] >= 0.8
+    assert report["applied"] == ("zh" in calibrator.rotations_) == sure == related
+    told = [str(one.message) for one in caught if "Not rotated onto en" in str(one.message)]
+    assert len(told) == (not sure)
+    # Centred by default: without that all of one side is opposite to all of the other.
+    raw, centred, scaled, rotated = (calibrator.transform(X, upto=stage) for stage in calibrator.stages)
+    assert (raw["zh"] @ raw["en"].T).max() < 0 and abs((centred["zh"] @ centred["en"].T).mean()) < 0.1
+    if sure:
+        assert top1(rotated["zh"][::-1], rotated["en"]) > 0.9
+    else:
+        assert f"zh (halves agree by {report['agreement']:.2f}" in told[0] and "30 vectors" in told[0]
+        np.testing.assert_array_equal(rotated["zh"], scaled["zh"])

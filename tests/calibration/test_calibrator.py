@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
@@ -444,3 +445,52 @@ def test_of_several_adversaries_the_one_whose_halves_agree_best_goes_on(monkeypa
     rotation, agreement = gate._adversarial(np.eye(3), np.eye(3), rng, {"csls_k": 1}, 3, {})
     assert agreement == 0.9
     np.testing.assert_allclose(rotation.matrix, maps[1].matrix, atol=1e-12)
+
+
+REFUSED = [
+    ({"en": np.eye(4), "de": np.ones((3, 4))}, {}, "same vector"),  # found when the first language is done
+    ({"en": np.eye(4), "de": np.eye(4)[:1]}, {}, "two vectors"), ({"fr": np.eye(5)}, {}, "`pivot`"),
+    ({"en": 2 * np.eye(4), "ru": np.eye(4)}, {"dictionary": {"de": (np.eye(4), np.eye(4))}}, "`dictionary`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("X, options, message", REFUSED)
+def test_a_refused_fit_changes_nothing(X, options, message):
+    fresh = CrossLingualCalibrator(pivot="en")
+    with pytest.raises(ValueError, match=message):
+        fresh.fit(X, fingerprint="xyz", **options)
+    assert vars(fresh) == fresh.get_params()
+    with pytest.raises(NotFittedError):
+        fresh.transform(np.eye(4), "en")
+    fitted = CrossLingualCalibrator(pivot="en").fit(GOOD, fingerprint="abc")
+    before, vectors = copy.deepcopy(vars(fitted)), fitted.transform(GOOD)
+    assert before["rotations_"]
+    with pytest.raises(ValueError, match=message):
+        fitted.fit(X, fingerprint="xyz", **options)
+    np.testing.assert_equal(vars(fitted), before)
+    np.testing.assert_equal(fitted.transform(GOOD, fingerprint="abc"), vectors)
+
+
+def test_a_fit_that_is_interrupted_changes_nothing_either(world, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    calibrator = CrossLingualCalibrator(rotate=None).fit(world[0]).set_params(rotate="procrustes", pivot="de")
+    before = copy.deepcopy(vars(calibrator))
+    monkeypatch.setattr("simretro.calibration.calibrator.learn_rotation", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calibrator.fit({language: 2 * vectors for language, vectors in world[0].items()})
+    np.testing.assert_equal(vars(calibrator), before)
+
+
+def test_a_calibrator_that_knows_no_model_says_so(tmp_path):
+    calibrator = CrossLingualCalibrator(rotate=None).fit(GOOD)
+    assert calibrator.transform(np.eye(4), "en", fingerprint=None).shape == (4, 4)
+    calibrator.save(tmp_path / "c")
+    says = "does not know which model's vectors it was fitted with, yours are of abc.*`fingerprint=`"
+    with pytest.raises(ValueError, match=f"`fingerprint` cannot be compared: .*{says}") as caught:
+        calibrator.transform(np.eye(4), "en", fingerprint="abc")
+    assert "None" not in str(caught.value)
+    with pytest.raises(ValueError, match=f"The calibrator in .*c cannot be compared: .*{says}"):
+        CrossLingualCalibrator.load(tmp_path / "c", fingerprint="abc")
+    assert CrossLingualCalibrator.load(tmp_path / "c").fingerprint_ is None

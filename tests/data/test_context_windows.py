@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simretro.data import ContextWindows, Document
+from simretro.data import ContextWindows, Document, context_windows
 from simretro.data.context_pairs import ContextPairs, draw_batches, sort_batches
 from simretro.data.document_table import TableMaker
 from simretro.data.sentences import SentenceSplitter
@@ -30,6 +30,11 @@ NAMES = {
     "token_ids", "encoder_token_ids", "masked_positions", "masked_ids", "language_ids",
     "document_ids", "sentence_positions", "sentence_keys", "sides",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def numbers_from_zero(monkeypatch):
+    monkeypatch.setattr(context_windows, "_first_document", lambda tables: 0)
 
 
 def quiet(*args, **options):
@@ -97,6 +102,22 @@ def places(batch):
 
 
 # Pairs
+
+
+def test_documents_of_other_data_have_other_numbers(monkeypatch):
+    """A bank that was filled with training data must not take a document of validation data for one of its own."""
+    monkeypatch.undo()
+    found = []
+    for seed in (0, 0, 1, 2, 3):
+        data = quiet(two_languages(seed), TOKENIZER, 4, mlm_share=0)
+        batches = [data.batch(epoch, index) for epoch in range(2) for index in range(len(data))]
+        ids = {number for batch in batches for number in batch["document_ids"].tolist()}
+        assert len(ids) > 30 and 0 <= min(ids) and max(ids) < 2**31
+        assert max(ids) - min(ids) < data.tables[0].num_documents + data.tables[1].num_documents
+        found.append(ids)
+    assert found[0] == found[1]
+    for i in range(1, 5):
+        assert not any(found[i] & found[k] for k in range(1, i))
 
 
 def test_a_batch_by_hand():

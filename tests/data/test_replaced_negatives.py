@@ -6,7 +6,14 @@ import warnings
 import numpy as np
 import pytest
 
-from simretro.data import Document, QueryPassages, TrainingQuery, read_training_queries, write_training_queries
+from simretro.data import (
+    Document,
+    QueryPassages,
+    TrainingQuery,
+    queries_of_columns,
+    read_training_queries,
+    write_training_queries,
+)
 from tests.data.toy import ToyTokenizer
 
 TOKENIZER = ToyTokenizer(size=1000)
@@ -77,6 +84,73 @@ def test_bad_queries_are_refused_and_leave_the_old_file(source, message, tmp_pat
     with pytest.raises(ValueError, match=message):
         write_training_queries(path, source)
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+WING = TrainingQuery("wing", (Document("of air", "flow", "7"), "heat"), ("cold", Document("ice", id="8")), "q1")
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_tevatrons_layout_keeps_ids_and_titles(tmp_path):
+    path = tmp_path / "train.jsonl"
+    write_training_queries(path, [WING, TrainingQuery("schön", ("größer",))], layout="tevatron")
+    assert lines_of(path) == [
+        {"query_id": "q1", "query": "wing",
+         "positive_passages": [{"docid": "7", "title": "flow", "text": "of air"}, {"title": "", "text": "heat"}],
+         "negative_passages": [{"title": "", "text": "cold"}, {"docid": "8", "title": "", "text": "ice"}]},
+        {"query": "schön", "positive_passages": [{"title": "", "text": "größer"}], "negative_passages": []},
+    ]  # fmt: skip
+    read = read_training_queries(path)
+    assert [(document.id, document.full_text) for document in read[0].positives] == [
+        ("7", "flow of air"),
+        (None, "heat"),
+    ]
+    assert [document.id for document in read[0].negatives] == [None, "8"] and read[0].id == "q1"
+
+
+def test_columns_have_a_line_for_each_positive(tmp_path):
+    path, layout = tmp_path / "train.jsonl", "sentence-transformers"
+    other = TrainingQuery("schön", ("größer",), ("klein", "hoch", "tief"))
+    write_training_queries(path, [WING, other], layout, num_negatives=2)
+    assert [list(row.items()) for row in lines_of(path)] == [
+        [("anchor", "wing"), ("positive", "flow of air"), ("negative_1", "cold"), ("negative_2", "ice")],
+        [("anchor", "wing"), ("positive", "heat"), ("negative_1", "cold"), ("negative_2", "ice")],
+        [("anchor", "schön"), ("positive", "größer"), ("negative_1", "klein"), ("negative_2", "hoch")],
+    ]
+    read = list(queries_of_columns(path))
+    assert [query.query for query in read] == ["wing", "wing", "schön"]
+    assert [document.text for document in read[2].negatives] == ["klein", "hoch"]
+    write_training_queries(path, [WING], layout)
+    assert len(lines_of(path)[0]) == 4
+    for queries_of_two in ([WING, other], [other, WING]):  # without a number, nothing is left out unseen
+        with pytest.raises(ValueError, match="each line must have.*`num_negatives=2`"):
+            write_training_queries(path, queries_of_two, layout)
+    with pytest.raises(ValueError, match="query 'q1': has 2 negatives, but each line must have 3"):
+        write_training_queries(path, [other, WING], layout, num_negatives=3)
+    assert len(lines_of(path)) == 2, "the file is as it was"
+
+
+@pytest.mark.parametrize("layout", ["tevatron", "sentence-transformers"])
+def test_scores_are_not_lost_silently(layout, tmp_path):
+    path = tmp_path / "train.jsonl"
+    with pytest.raises(ValueError, match=f"query 'q1': has scores of a teacher.*'{layout}'"):
+        write_training_queries(path, [WING._replace(negative_scores=(None, 0.5))], layout)
+    write_training_queries(path, [WING._replace(negative_scores=(None, None))], layout)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"layout": "csv"}, "`layout` must be one of.*'csv'"),
+        ({"num_negatives": 2}, "`num_negatives` is for `layout='sentence-transformers'`"),
+        ({"layout": "sentence-transformers", "num_negatives": -1}, "`num_negatives`.*-1"),
+    ],
+)
+def test_bad_options_of_the_writer(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_training_queries(tmp_path / "train.jsonl", [WING], **options)
 
 
 def test_batches_are_those_of_the_new_source(tmp_path):

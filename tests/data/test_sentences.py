@@ -49,6 +49,58 @@ def test_no_white_space_is_needed_behind_some_marks(language, sentences):
     assert sentences_of("".join(sentences), language) == sentences
 
 
+@pytest.mark.parametrize(
+    "language, sentences",
+    [
+        ("en", ["Is it safe?", "No.", "The file is lost.", "Ok.", "Then go.", "Hm.", "That is odd."]),
+        ("de", ["Geht das?", "Ja.", "Dann weiter."]),
+        ("es", ["¿Vamos?", "Sí.", "Mañana salimos."]),
+        ("sv", ["Vi.", "Går vi?", "Ja.", "Nu går vi."]),
+        ("ru", ["Он тут?", "Да.", "Он тут."]),
+        ("ko", ["됩니까?", "네.", "파일이 열립니다.", "배고프다 나.", "밥 먹자."]),
+        ("mr", ["तो आला?", "हो.", "मी येतो."]),
+        ("he", ["זה בטוח?", "לא.", "הקובץ אבד."]),
+    ],
+)
+def test_a_short_word_is_a_sentence(language, sentences):
+    assert sentences_of(" ".join(sentences), language) == sentences
+
+
+@pytest.mark.parametrize(
+    "language, sentences",
+    [
+        (
+            "en",
+            ["II. Two.", "VIII. Eight.", "xii. Twelve.", "A. One.", "b. Four.", "a) Two.", "(ii) Three.", "12. End."],
+        ),
+        ("en", ["Dr. Who came.", "Mr. He went."]),
+        ("ru", ["Гл. 5.", "Св. Петр тут."]),
+        ("ko", ["가. 첫째 항목.", "나. 둘째 항목."]),
+        ("hi", ["क. पहला।", "ख. दूसरा।"]),
+        ("bn", ["ডা. রহমান এসেছেন।", "ড. রহমান এসেছেন।"]),
+        ("te", ["డా. రాజు వచ్చాడు."]),
+    ],
+)
+def test_labels_and_titles_are_no_sentences(language, sentences):
+    assert sentences_of(" ".join(sentences), language) == sentences
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["「はい。」と言った。", "次です。"],
+        ["「え？」と聞いた。", "「行くよ！」って。", "終わり。"],
+        ["彼は『はい。そう。』と言った。", "『おいで。』", "次。"],
+        ["「彼は『はい。』と言った。そう。」と話した。", "次。"],
+        ["「はい。」", "とても良い。", "「はい。」", "ところで次。"],
+        ["「そう。」", "「いや。」", "彼だ。"],
+        ["彼だ。", "『おいで。", "次。"],  # never closed: the quotation does not swallow the rest
+    ],
+)
+def test_what_is_said_and_that_it_is(sentences):
+    assert sentences_of("".join(sentences), "ja") == sentences
+
+
 @pytest.mark.parametrize("language", ["pt-BR", "pt_BR", "PT"])
 def test_variants_of_a_language_have_its_rules(language):
     assert sentences_of("O Sr. João veio. Sim.", language) == ["O Sr. João veio.", "Sim."]
@@ -116,4 +168,5 @@ def test_without_the_library(monkeypatch):
 def test_what_decides_the_cuts_is_known():
     english, german = SentenceSplitter("en").fingerprint(), SentenceSplitter("de").fingerprint()
     assert english == SentenceSplitter("en").fingerprint() != german and "sentencex" in english[1]
+    assert "mended" in english[1]  # own rules decide, too
     assert SentenceSplitter("en", sentences_of).fingerprint() == ["en", "simretro.data.sentences", "sentences_of"]

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from simretro.evaluation import RetrievalCollection, read_beir
+from simretro.evaluation import RetrievalCollection, read_beir, write_beir
 from simretro.retrieval import encode_corpus
 
 CORPUS = [
@@ -43,6 +43,37 @@ def test_reads_a_folder(folder):
     assert collection.qrels == {"q1": {"d1": 1, "d3": 1}, "2": {"d2": 2, "4": 0}}
     assert repr(collection) == "RetrievalCollection(4 documents, 2 queries, 4 judged pairs)"
     assert read_beir(str(folder), "dev").queries == {"q3": "unjudged"}
+
+
+def test_a_written_folder_is_read_again(folder, tmp_path):
+    splits = {name: read_beir(folder, name) for name in ("test", "dev")}
+    write_beir(tmp_path / "copy", splits)
+    for name, collection in splits.items():
+        assert read_beir(tmp_path / "copy", name) == collection
+    first = json.loads((tmp_path / "copy" / "corpus.jsonl").read_text("utf-8").split("\n")[0])
+    assert first == {"_id": "d1", "title": "", "text": "slip  flow . the boundary layer"}
+    assert (tmp_path / "copy" / "qrels" / "dev.tsv").read_text() == "query-id\tcorpus-id\tscore\nq3\td1\t1\n"
+    with pytest.raises(FileExistsError, match="copy exists"):
+        write_beir(tmp_path / "copy", splits)
+
+
+@pytest.mark.parametrize(
+    "splits, message",
+    [
+        ({}, "at least one split"),
+        ({"../test": ({"d": "a"}, {"q": "b"}, {"q": {"d": 1}})}, "names of files.*'../test'"),
+        ({"test": ({"d 1": "a", "d\t2": "a"}, {"q": "b"}, {"q": {"d 1": 1}})}, r"`splits\['test'\]`: the id 'd\\t2'"),
+        ({"test": ({"d": "a"}, {" q": "b"}, {" q": {"d": 1}})}, "the id ' q' cannot"),
+        (
+            {"a": ({"d": "a"}, {"q": "b"}, {"q": {"d": 1}}), "b": ({"d": "c"}, {"q": "b"}, {"q": {"d": 1}})},
+            r"`splits\['b'\]`: the id 'd' has another text",
+        ),
+    ],
+)
+def test_what_cannot_be_written_leaves_no_folder(splits, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_beir(tmp_path / "new", {name: RetrievalCollection(*parts) for name, parts in splits.items()})
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_measured_is_what_is_encoded(folder, tmp_path):

@@ -149,3 +149,8 @@ def test_the_baseline_is_fooled_by_shared_characters():
 def test_group_retrieval_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         group_retrieval(*arguments)
+
+
+def test_one_str_is_no_list():
+    with pytest.raises(TypeError, match=r"`texts` must be a list of str.*Write `\['abcd'\]`"):
+        group_retrieval(np.eye(4), [0, 0, 1, 1], "abcd")

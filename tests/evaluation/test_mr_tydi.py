@@ -226,3 +226,8 @@ def test_damaged_collection(folder, damage, message):
     path.write_bytes(damage(gzip.compress("".join(f"{line}\n" for line in lines).encode())))
     with pytest.raises(ValueError, match=rf"docs\.jsonl\.gz.*{message}"):
         evaluate_mr_tydi(folder, encode, encode_passages=lambda texts: np.ones((len(texts), 5)))
+
+
+def test_one_str_is_no_list_of_queries():
+    with pytest.raises(TypeError, match=r"`queries` must be a list of str.*Write `\['ab'\]`"):
+        search_passages(lambda texts: np.eye(2)[: len(texts)], "ab", [("p", "a")])

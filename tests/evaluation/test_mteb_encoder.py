@@ -84,3 +84,14 @@ def test_the_revision_names_all_that_the_scores_depend_on():
 def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_lists_become_arrays_and_one_str_is_no_list():
+    class Lists(Encoder):
+        def encode(self, texts, **options):
+            return super().encode(texts, **options).tolist()
+
+    vectors = MtebEncoder(Lists()).encode(BATCHES, **TASK)
+    assert vectors.dtype == "float32" and vectors.shape == (3, 2)
+    with pytest.raises(TypeError, match="`text` must be a list of str"):
+        MtebEncoder(Encoder()).encode([{"text": "abc"}], **TASK)

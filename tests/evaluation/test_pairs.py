@@ -6,7 +6,14 @@ from scipy.sparse import csr_matrix
 from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
-from simretro.evaluation import evaluate_pairs, pair_cosines, pair_metrics, read_labelled_pairs, tfidf_vectors
+from simretro.evaluation import (
+    LabelledPair,
+    evaluate_pairs,
+    pair_cosines,
+    pair_metrics,
+    read_labelled_pairs,
+    tfidf_vectors,
+)
 from simretro.evaluation.pairs import _mean_ranks
 
 # Few distinct values, so that ties are the rule.
@@ -143,3 +150,13 @@ def test_tfidf_vectors():
     assert vectors.dtype == "float32"
     with pytest.raises(ValueError, match="2 characters"):
         tfidf_vectors(["a", ""], ngram_range=(2, 2))
+
+
+def test_one_str_is_no_list():
+    with pytest.raises(TypeError, match=r"`texts` must be a list of str.*Write `\['abc'\]`"):
+        tfidf_vectors("abc")
+    for pairs in (("ab", "cd"), ("ab", "cd", 1)):
+        with pytest.raises(TypeError, match="`pairs` must be a list of pairs; received the str 'ab'"):
+            pair_cosines(tfidf_vectors, pairs)
+    with pytest.raises(TypeError, match="Put one pair in a list"):
+        evaluate_pairs(tfidf_vectors, LabelledPair("ab", "cd", 1))

@@ -215,3 +215,39 @@ def test_bad_files_are_named(tmp_path):
 def test_accuracy_refuses(sides, settings, message):
     with pytest.raises(ValueError, match=message):
         bitext_accuracy(*sides, **settings)
+
+
+def plain(vectors):
+    return vectors.tolist()
+
+
+@pytest.mark.parametrize("wrap", [plain, csr_matrix])
+def test_all_kinds_of_vectors(wrap, tmp_path):
+    write(tmp_path, "deu-eng", ["eins", "zwei", "drei"], ["one", "two", "three"])
+    expected = evaluate_tatoeba(tmp_path, encode)
+    assert evaluate_tatoeba(tmp_path, lambda texts: wrap(encode(texts))).forward == expected.forward == 2 / 3
+    sides = wrap(at(0, 40, 90)), wrap(at(10, 20, 30))
+    assert evaluate_tatoeba(tmp_path, {"deu": sides}).backward == expected.backward == 1 / 3
+    seen = []
+
+    def calibrate(side, language):
+        seen.append(side.shape)
+        return side
+
+    evaluate_tatoeba(tmp_path, {"deu": sides}, calibrate=calibrate)
+    assert seen == [(3, 2)] * 2
+    with pytest.raises(ValueError, match="received 0 rows for the 3 deu texts of deu"):
+        evaluate_tatoeba(tmp_path, lambda texts: None)
+
+
+def test_one_str_is_no_list(tmp_path):
+    write(tmp_path, "d-eng", ["eins"], ["one"])
+    with pytest.raises(TypeError, match=r"`languages` must be a list of str.*Write `\['d'\]`"):
+        read_tatoeba(tmp_path, "d")
+    with pytest.raises(TypeError, match=r"Write `\['deu'\]`"):
+        evaluate_tatoeba(tmp_path, encode, languages="deu")
+    for texts, name in ((("ab", ["a", "b"]), "texts"), ((["a", "b"], "ab"), "other_texts")):
+        with pytest.raises(TypeError, match=rf"`pairs\['x'\]\.{name}` must be a list of str"):
+            evaluate_bitext({"x": ("de", "fr", *texts)}, lambda texts: np.eye(2))
+        with pytest.raises(TypeError, match=f"`{name}` must be a list of str"):
+            bitext_accuracy(np.eye(2), np.eye(2), ties="text", texts=texts[0], other_texts=texts[1])

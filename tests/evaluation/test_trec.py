@@ -2,7 +2,7 @@ import ir_measures
 import numpy as np
 import pytest
 
-from simretro.evaluation import read_qrels, read_run, write_run
+from simretro.evaluation import read_qrels, read_run, write_qrels, write_run
 
 JUDGED = {"q1": {"d1": 1, "d2": 0}, "2": {"003": 2}}
 
@@ -41,6 +41,28 @@ def test_names_file_and_line_of_bad_judgements(tmp_path, content, message):
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"test\.tsv.*{message}"):
         read_qrels(path)
+
+
+def test_judgements_survive_the_file(tmp_path):
+    path = tmp_path / "test.qrels"
+    write_qrels(path, JUDGED | {"é": {"d": np.int64(-1)}, "unjudged": {}})
+    assert path.read_text("utf-8") == "q1 0 d1 1\nq1 0 d2 0\n2 0 003 2\né 0 d -1\n"
+    assert read_qrels(path) == JUDGED | {"é": {"d": -1}}
+    found = [(line.query_id, line.doc_id, line.relevance) for line in ir_measures.read_trec_qrels(str(path))]
+    assert found == [("q1", "d1", 1), ("q1", "d2", 0), ("2", "003", 2), ("é", "d", -1)]
+
+
+@pytest.mark.parametrize("qrels, message", [
+    ({}, "at least one"), ({"q": {}}, "at least one"), ({"q 1": {"d": 1}}, "a query id of `qrels`.*'q 1'"),
+    ({"q": {"": 1}}, "a document id"), ({"q": {"d": 1.0}}, "int grades; received 1.0 for 'q', 'd'"),
+    ({"q": {"d": True}}, "int grades"),
+])  # fmt: skip
+def test_bad_judgements_are_not_written(tmp_path, qrels, message):
+    path = tmp_path / "test.qrels"
+    path.write_text("old")
+    with pytest.raises(ValueError, match=message):
+        write_qrels(path, qrels)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_run_survives_the_file(tmp_path):

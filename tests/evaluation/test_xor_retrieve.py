@@ -226,3 +226,20 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "run.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"run\.json: not a JSON list"):
         evaluate_xor_retrieve(GOLD, predictions=tmp_path / "run.json", tokenize=WORDS)
+
+
+@pytest.mark.parametrize("record", [
+    {}, "x", [], {**GOLD[4], "answers": "Rome"}, {**GOLD[4], "answers": None}, {**GOLD[4], "answers": [1]},
+    {**GOLD[4], "id": 5}, {name: value for name, value in GOLD[4].items() if name != "question"},
+])  # fmt: skip
+def test_bad_gold_in_memory(record):
+    """Read letter by letter, "Rome" would be found in nearly every passage."""
+    with pytest.raises(ValueError, match=r'`gold\[1\]`: expected \{"id", "lang", "question", "answers"\}'):
+        evaluate_xor_retrieve([GOLD[0], record], predictions=predictions(q5=["more air"]), tokenize=WORDS)
+
+
+def test_gold_in_memory_is_left_as_it_is():
+    gold = [{**GOLD[4], "answers": ("Rome",), "more": 1}]
+    found = predictions(q5=["in Rome it rained"])
+    result = evaluate_xor_retrieve(gold, predictions=found, tokenize=WORDS, budgets=[4])
+    assert result.means == {4: 100} and gold == [{**GOLD[4], "answers": ("Rome",), "more": 1}]

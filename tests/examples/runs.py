@@ -1,5 +1,6 @@
 """What the tests of the examples that train have in common: a tiny config, how a run fails, what it leaves behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -52,6 +53,18 @@ def assert_same(arrays, expected):
     assert arrays.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+
+
+@contextlib.contextmanager
+def training_process(folder):
+    """Within the block another process has the checkpoints of a folder, as one that trains."""
+    program = "import sys; from simretro.training import store; store.lock_folder(sys.argv[1]); print(1); input()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"1\n"
+        yield process
+        process.kill()
 
 
 def kill(example, arguments, pattern):

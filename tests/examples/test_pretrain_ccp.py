@@ -11,6 +11,7 @@ import pytest
 import cross_lingual
 import libreoffice_help
 import pretrain_ccp
+import training_runs
 from command_line import deciding
 from simretro import CCP, SentenceEncoder
 from simretro.calibration import CrossLingualCalibrator
@@ -71,7 +72,8 @@ def fails(capsys, *arguments):
 
 
 @pytest.mark.slow
-def test_own_documents_become_an_encoder_and_a_calibrator(documents, pairs, config, tmp_path, capsys):
+def test_own_documents_become_an_encoder_and_a_calibrator(documents, pairs, config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_runs, "MONITOR_STEPS", 1)
     tatoeba = tmp_path / "tatoeba"
     tatoeba.mkdir()
     for side, language in (("deu", "de"), ("eng", "en")):
@@ -100,6 +102,7 @@ def test_own_documents_become_an_encoder_and_a_calibrator(documents, pairs, conf
     assert len(facts["history"]) == 2 and facts["options"]["temperature"] == "0.1"
     names = {"context_loss", "mlm_loss", "learning_rate", "tokens_per_s", "embedding_effective_rank"}
     assert names <= facts["history"][0].keys()
+    assert [entry["step"] for entry in facts["evaluations"]["embedding"]] == [1, 2, 3, 4], "also within epochs"
 
 
 @pytest.mark.slow
@@ -198,14 +201,14 @@ def test_defaults_depend_on_where_documents_and_weights_come_from(documents, con
     assert small.languages == ["en", "de", "fr", "es"] and (small.pooling, small.learning_rate) == ("mean", 2e-3)
     own = parsed("--documents", *documents, "--init", config)
     assert list(own.documents) == ["en", "de", "tr"] and str(own.documents["tr"]) == documents[2]
-    assert (own.is_config, own.pooling, own.bank_size, own.steps_per_epoch) == (True, "cls", 32768, None)
+    assert (own.is_config, own.pooling, own.bank_size, own.steps_per_epoch) == (True, "cls", 0, None)
     assert (own.learning_rate, own.mlm_share, own.languages) == (1e-3, 0.5, None)
     kept = parsed("--documents", *documents, "--init", "some-model")
     assert kept.learning_rate == 3e-5
     # What the checkpoint knows of itself is left to it.
     names = ("pooling", "bank_size", "maxlen", "temperature", "window_sentences", "projection_size")
     assert [getattr(kept, name) for name in names] == [None] * 6
-    assert [getattr(own, name) for name in names] == ["cls", 32768, 64, 0.1, 2, 128]
+    assert [getattr(own, name) for name in names] == ["cls", 0, 64, 0.1, 2, 128]
     named = parsed("--documents", documents[0], f"zh-CN={documents[1]}", "--bank-size", 0, "--quick")
     assert (list(named.documents), named.bank_size, named.epochs) == (["en", "zh-CN"], 0, 2)
 

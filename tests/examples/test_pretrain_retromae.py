@@ -10,10 +10,11 @@ from safetensors.numpy import load_file
 
 import pretrain_retromae
 import python_docs
+import training_runs
 from command_line import deciding
 from simretro import RetroMAE, SentenceEncoder, Tokenizer, build_transformer_model, train_wordpiece
 from simretro.models import write_folder
-from tests.examples.runs import CONFIG, assert_same, kill, message_of, trained, write_config
+from tests.examples.runs import CONFIG, assert_same, kill, message_of, trained, training_process, write_config
 
 WORDS = "open close door window light lamp music house garden river stone bread water paper green yellow".split()
 NUM_DOCUMENTS = 60
@@ -44,6 +45,11 @@ def command_line(*arguments):
 
 def run(*arguments):
     return pretrain_retromae.main(["--quick", *command_line(*arguments)])
+
+
+def facts_in(output):
+    """What the model in the folder of a run tells of its training."""
+    return json.loads((output / "model" / "config.json").read_text("utf-8"))["simretro"]
 
 
 def fails(capsys, *arguments):
@@ -78,7 +84,7 @@ def test_own_corpus_becomes_a_folder_to_encode_and_to_go_on_with(kind, options, 
     makers = {"txt": lambda *_: corpus, "jsonl": jsonl_of, "folder": folder_of}
     mae, numbers = run("--corpus", makers[kind](tmp_path, texts), *options, "--output", tmp_path / "run")
     assert numbers == {}, "there is nothing to measure with"
-    facts = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))["simretro"]
+    facts = facts_in(tmp_path / "run")
     history = facts["history"]
     assert facts["options"]["bow_weight"] == str(mae.bow_weight)
     if "--concatenate" not in options:
@@ -111,6 +117,88 @@ def test_the_written_folder_is_a_start_for_the_next_run(corpus, tmp_path, capsys
 
 
 @pytest.mark.slow
+def test_the_next_run_keeps_the_objective_of_the_checkpoint(tmp_path, texts):
+    """And its data are those that this objective reads."""
+    corpus = jsonl_of(tmp_path, texts)
+    own = ["--query-norm", "--mask-pool", 8, "--bow-weight", 0.1, "--decoder-mask-rate", 0.6, "--pooling", "mean"]
+    run("--corpus", corpus, *own, "--output", tmp_path / "run")
+    init = ["--corpus", corpus, "--init", tmp_path / "run" / "model", "--output", tmp_path / "run"]
+    again, _ = run(*init)
+    assert (again.decoding, again.query_norm, again.mask_pool_size) == ("enhanced", True, 8)
+    assert (again.bow_weight, again.decoder_mask_rate, again.pooling) == (0.1, 0.6, "mean")
+    assert "bow_loss" in facts_in(tmp_path / "run-2")["history"][0]
+    other, _ = run(*init, "--decoding", "none", "--mask-pool", 0, "--bow-weight", 1, "--no-query-norm")
+    assert (other.decoding, other.decoder, other.query_norm, other.mask_pool_size) == (None, None, False, None)
+    assert (other.bow_weight, other.pooling) == (1, "mean")
+    run("--corpus", corpus, "--decoding", "basic", "--decoder-mask-rate", 0.7, "--output", tmp_path / "basic")
+    init = ["--corpus", corpus, "--init", tmp_path / "basic" / "model", "--output", tmp_path / "basic"]
+    basic, _ = run(*init)
+    assert (basic.decoding, basic.decoder_mask_rate, basic.bow_weight) == ("basic", 0.7, 0)
+    state = json.loads(next((tmp_path / "basic-2" / "checkpoints").glob("step-*/state.json")).read_text("utf-8"))
+    assert state["data"]["decoder_mask_rate"] == 0.7 and not state["data"]["with_word_ids"]
+
+
+@pytest.mark.slow
+def test_few_long_documents_are_trained_on_without_a_monitor(tmp_path, texts, capsys):
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.txt").write_text("\n".join(texts[number::8]) + "\n", "utf-8")
+    run("--corpus", folder, "--text-files", "whole", "--rows-per-batch", 4, "--output", tmp_path / "run")
+    assert "There are 8 different texts: too few to watch their vectors, which takes 16" in capsys.readouterr().out
+    entry = facts_in(tmp_path / "run")["history"][0]
+    assert "encoder_loss" in entry and "embedding_std" not in entry
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_within_an_epoch_keeps_its_logs(corpus, tmp_path):
+    """As the job without a corpus: its epoch is three times as long as the job."""
+    options = ["--corpus", corpus, "--max-steps", 3, "--output", tmp_path / "run"]
+    run(*options)
+    told = facts_in(tmp_path / "run")
+    assert [(entry["step"], entry["step_in_epoch"]) for entry in told["history"]] == [(3, 3)]
+    assert {"decoder_loss", "learning_rate", "embedding_std"} <= told["history"][0].keys()
+    assert [entry["step"] for entry in told["evaluations"]["embedding"]] == [3]
+    before = trained(tmp_path / "run")
+    run(*options, "--resume")  # all steps are done
+    again = facts_in(tmp_path / "run")
+    assert (again["history"], again["evaluations"]) == (told["history"], told["evaluations"])
+    assert_same(trained(tmp_path / "run"), before)
+
+
+@pytest.mark.slow
+def test_a_collapse_is_told_within_the_epoch(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_runs, "MONITOR_STEPS", 2)
+    monkeypatch.setattr(RetroMAE, "encode", lambda self, texts, **_: np.ones((len(texts), 8), "float32"))
+    with pytest.warns(UserWarning, match="collapsed at update 2"):
+        run("--corpus", corpus, "--output", tmp_path / "run")
+    assert "\nstep 2: embedding_std 0, " in capsys.readouterr().out
+    assert [entry["step"] for entry in facts_in(tmp_path / "run")["evaluations"]["embedding"]] == [2, 4]
+
+
+@pytest.mark.slow
+def test_tensorboard_shows_the_losses_and_what_is_evaluated_within_epochs(corpus, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    import tensorflow as tf
+
+    monkeypatch.setattr(training_runs, "MONITOR_STEPS", 2)
+    run("--corpus", corpus, "--tensorboard", "--output", tmp_path / "run")
+    shown = {}
+    for path in (tmp_path / "run" / "logs").rglob("events.out.tfevents.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.HasField("tensor") and value.tensor.dtype == tf.float32.as_datatype_enum:
+                    shown.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+    told = facts_in(tmp_path / "run")
+    for name in ("loss", "encoder_loss", "decoder_loss"):
+        [(epoch, value)] = shown[f"epoch_{name}"]
+        assert epoch == 0 and value == pytest.approx(told["history"][0][name], rel=1e-6)
+    expected = [(entry["step"], entry["embedding_std"]) for entry in told["evaluations"]["embedding"]]
+    assert [step for step, _ in expected] == [2, 4]
+    np.testing.assert_allclose(shown["embedding_std"], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_exactly(corpus, tmp_path, monkeypatch, capsys):
     class Interrupt(pretrain_retromae.StopAfter):
         def on_train_batch_end(self, batch, logs=None):
@@ -124,12 +212,21 @@ def test_an_interrupted_run_goes_on_exactly(corpus, tmp_path, monkeypatch, capsy
         patch.setattr(pretrain_retromae, "StopAfter", Interrupt)
         run(*options, "--output", tmp_path / "broken")
     assert [path.name for path in (tmp_path / "broken" / "checkpoints").glob("step-*")] == ["step-00000002"]
+    steps = []
+
+    class Counted(pretrain_retromae.StopAfter):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(int(self.model.optimizer.iterations))
+            super().on_train_batch_end(batch, logs)
+
+    monkeypatch.setattr(pretrain_retromae, "StopAfter", Counted)
     run(*options, "--resume", "--output", tmp_path / "broken")
     assert_same(trained(tmp_path / "broken"), expected)
-    assert "3/4" in capsys.readouterr().out
+    assert steps == [3, 4]
+    capsys.readouterr()
     run(*options, "--resume", "--output", tmp_path / "broken")  # all steps are done: no further one
     assert_same(trained(tmp_path / "broken"), expected)
-    assert "/4" not in capsys.readouterr().out
+    assert steps == [3, 4] and "/4" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -157,9 +254,13 @@ def test_mirrored_strategy_and_a_probe(corpus, tmp_path, texts, capsys):
     (beir / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgements)
     run("--corpus", corpus, "--output", tmp_path / "plain")
     run("--corpus", corpus, "--strategy", "mirrored", "--probe", beir, "--probe-steps", 2, "--output", tmp_path / "run")
-    assert "tiny_nDCG@10" in capsys.readouterr().out
-    facts = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))["simretro"]
-    assert 0 <= facts["history"][0]["tiny_nDCG@10"] <= 1
+    printed = capsys.readouterr().out
+    facts = facts_in(tmp_path / "run")
+    found = facts["evaluations"]["tiny"]
+    assert [entry["step"] for entry in found] == [2, 4]
+    assert all(0 <= entry["tiny_nDCG@10"] <= 1 for entry in found)
+    assert facts["history"][0]["tiny_nDCG@10"] == found[1]["tiny_nDCG@10"]
+    assert f"\nstep 2: tiny_nDCG@10 {found[0]['tiny_nDCG@10']:.4g}, " in printed and "tiny_nDCG@10: " in printed
     plain, mirrored = trained(tmp_path / "plain"), trained(tmp_path / "run")
     for name in plain:
         if name.startswith("model"):
@@ -167,10 +268,12 @@ def test_mirrored_strategy_and_a_probe(corpus, tmp_path, texts, capsys):
 
 
 @pytest.mark.slow
-def test_the_job_without_a_corpus(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_the_job_without_a_corpus(strategy, tmp_path, monkeypatch, capsys):
     folders = {"sklearn": python_docs.installed_folders()["sklearn"]}
     monkeypatch.setattr(python_docs, "installed_folders", lambda: folders)
-    _, numbers = pretrain_retromae.main(["--quick", "--output", str(tmp_path / "run")])
+    mae, numbers = pretrain_retromae.main(["--quick", "--strategy", strategy, "--output", str(tmp_path / "run")])
+    assert mae.bow_weight == 1
     printed = capsys.readouterr().out
     assert "sklearn" in printed and "texts to pre-train on" in printed
     kinds = ("untrained", "untrained, fine-tuned", "pre-trained", "pre-trained, fine-tuned")
@@ -206,8 +309,11 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
     own = parsed("--corpus", corpus, "--init", config)
     assert (own.is_config, own.max_steps, own.maxlen, own.learning_rate) == (True, None, 128, 1e-3)
     assert (own.rows_per_batch, own.bow_weight) == (64, 0.0)
-    assert parsed("--corpus", corpus, "--init", "some-model").learning_rate == 1e-4
-    assert parsed("--corpus", corpus, "--decoding", "none").decoding is None
+    kept = parsed("--corpus", corpus, "--init", "some-model")
+    assert kept.learning_rate == 1e-4
+    # What the checkpoint knows of itself is left to it.
+    assert [getattr(kept, name) for name in pretrain_retromae.OF_THE_MODEL] == [None] * 6
+    assert (parsed("--init", "some-model").bow_weight, parsed("--init", "some-model").maxlen) == (None, 64)
     assert [parsed("--quick", *more).max_steps for more in ([], ["--max-steps", 2])] == [4, 2]
 
 
@@ -233,7 +339,6 @@ def test_bad_options_are_told_in_a_line(arguments, message, tmp_path, capsys):
         (["--corpus", "{folder}/empty.txt"], "empty.txt: holds no documents"),
         (["--corpus", "{folder}/bare"], "bare: the folder holds no documents"),
         (["--corpus", "{folder}/broken.jsonl"], "broken.jsonl, line 2: has no `text`"),
-        (["--corpus", "{folder}/few.txt"], "the corpus has 15 different documents; at least 16 are needed"),
         (["--corpus", "{corpus}", "--init", "{folder}/missing"], "missing does not exist"),
         (["--corpus", "{corpus}", "--init", "{config}", "--maxlen", "33"], "at most 32, the positions of the encoder"),
         (["--corpus", "{corpus}", "--init", "{folder}/no_mask"], "`tokenizer` must have a `mask_token_id`"),
@@ -247,7 +352,6 @@ def test_bad_files_and_values_are_told_in_a_line(arguments, message, corpus, con
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bare").mkdir()
     (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"body": "lost"}\n')
-    (tmp_path / "few.txt").write_text("\n".join(texts[:15] * 4))
     tokenizer = train_wordpiece(texts, 120)
     if "{folder}/no_head" in arguments:
         write_folder(tmp_path / "no_head", encoder_of(tokenizer), tokenizer)
@@ -256,6 +360,27 @@ def test_bad_files_and_values_are_told_in_a_line(arguments, message, corpus, con
         write_folder(tmp_path / "no_mask", encoder_of(tokenizer, with_mlm="linear"), tokenizer)
     arguments = [argument.format(corpus=corpus, config=config, folder=tmp_path) for argument in arguments]
     assert message in fails(capsys, *arguments, "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "the name stays free"
+
+
+def test_the_vocabulary_is_learnt_from_titles_too(tmp_path):
+    path = tmp_path / "docs.jsonl"
+    path.write_text(json.dumps({"title": "Zebra", "text": "an animal"}) + "\n" + json.dumps({"text": "a plant"}) + "\n")
+    options = pretrain_retromae.parse_arguments(["--corpus", str(path)])
+    assert list(pretrain_retromae.texts_of(path, options)) == ["Zebra an animal", "a plant"]
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_in_a_line(corpus, config, tmp_path, capsys):
+    output = tmp_path / "run"
+    with training_process(output / "checkpoints"):
+        message = fails(capsys, "--corpus", corpus, "--init", config, "--resume", "--output", output)
+    assert f"{output / 'checkpoints'} is being written by another training run" in message
+
+
+def test_tensorboard_that_is_not_installed_is_told_before_the_training(corpus, config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_runs, "find_spec", lambda name: None)
+    message = fails(capsys, "--corpus", corpus, "--init", config, "--tensorboard", "--output", tmp_path / "run")
+    assert "--tensorboard needs another package: pip install tensorboard" in message
     assert not (tmp_path / "run").exists(), "the name stays free"
 
 

@@ -43,13 +43,16 @@ def trained(output):
 @pytest.mark.slow
 def test_a_beir_folder_becomes_a_retriever_and_a_table(beir, tmp_path, capsys):
     options = ["--query-prefix", "query: ", "--pooling", "mean", "--matryoshka", "16"]
-    retriever, numbers = run("--data", beir, *options, "--output", tmp_path / "run")
+    retriever, numbers = run("--data", beir, *options, "--probe-steps", 2, "--output", tmp_path / "run")
     printed = capsys.readouterr().out
     assert "test queries" in printed and "best epoch by dev_nDCG@10" in printed
     assert numbers.keys() == {"BM25", "before", "retriever"} and numbers["BM25"] > 0.9
     assert (retriever.query_prefix, retriever.pooling, retriever.matryoshka_sizes) == ("query: ", "mean", [16])
     facts = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))["facts"]
     assert len(facts["history"]) == 2 and 0 <= facts["history"][0]["dev_nDCG@10"] <= 1
+    found = facts["evaluations"]["dev"]
+    assert [entry["step"] for entry in found] == [2, 3, 4, 6], "also within epochs"
+    assert "\nstep 2: dev_nDCG@10 " in printed and found[1]["dev_nDCG@10"] == facts["history"][0]["dev_nDCG@10"]
     queries = read_training_queries(tmp_path / "run" / "train.jsonl")
     documents, _, _ = retrieval_files.make_texts()
     assert len(queries) == 36

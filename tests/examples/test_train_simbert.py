@@ -9,6 +9,7 @@ import pytest
 
 import train_simbert
 from command_line import free_folder
+from tests.examples.runs import assert_same, trained
 
 WORDS = ["开灯", "关灯", "开窗", "关窗", "开门", "关门", "开电视", "关电视", "放音乐", "停音乐", "调高温度", "调低温度"]
 
@@ -55,6 +56,26 @@ def test_a_run_is_resumed_where_it_ended(corpus, tmp_path, capsys):
         run(*options, "--resume", "--temperature", 0.5, "--seed", 1)
     told = capsys.readouterr().err
     assert "--temperature was" in told and "is 0.5" in told and "--seed was 0, is 1" in told
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_within_its_first_epoch_goes_on_exactly(corpus, tmp_path, monkeypatch):
+    class Interrupt(train_simbert.Throughput):
+        def on_train_batch_begin(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 2:
+                raise KeyboardInterrupt
+            super().on_train_batch_begin(batch, logs)
+
+    options = ["--corpus", corpus, "--held-out", 0.2, "--save-steps", 1]
+    run(*options, "--output", tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_simbert, "Throughput", Interrupt)
+        run(*options, "--output", tmp_path / "broken")
+    saved = [path.name for path in (tmp_path / "broken" / "checkpoints").glob("step-*")]
+    assert saved == ["step-00000002"]
+    run(*options, "--resume", "--output", tmp_path / "broken")
+    files = ["model.safetensors"]
+    assert_same(trained(tmp_path / "broken", files), trained(tmp_path / "whole", files))
 
 
 def test_defaults_depend_on_where_the_weights_come_from():

@@ -104,6 +104,13 @@ def test_own_document_and_own_text_are_not_seen(masked):
     assert seen(bank, 0, document=9, key=-1) == listed(rows)
 
 
+def test_texts_of_the_batch_are_seen_by_none_of_its_rows():
+    bank = bank_of(6, mask_same_document=False)
+    bank.enqueue(vectors_of(4), ids(0, 0, 0, 0), ids(5, 6, 5, 7), ids(-1, 11, 12, 13))
+    _, visible = bank(ids(0, 0), ids(8, 9), ids(12, -1, 11, 40))  # of four rows two are another device's
+    assert to_numpy(visible).tolist() == [[True, False, False, True, False, False]] * 2
+
+
 def test_stored_vectors_have_length_one_unless_told_otherwise():
     vectors = 5 * unit(vectors_of(3))
     for normalized in (True, False):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from simretro.data import MaskedDocuments
+from simretro.layers import DecoderMask
 from simretro.methods import RetroMAE
 from simretro.models import build_transformer_model
 from simretro.tokenizers import Tokenizer
@@ -91,10 +92,25 @@ def main(folder, replicas):
         whole = _train(documents)
         stopped = _train(documents, folder / f"checkpoints-{replicas}", stop=True)
         resumed = _train(documents, folder / f"checkpoints-{replicas}")
+        mask = DecoderMask(0.5, seed=0)
     del stopped
+    if replicas > 1:
+        np.savez(folder / "masks.npz", **_drawn(strategy, mask))
     for name, (logs, weights) in {"whole": whole, "resumed": resumed}.items():
         np.savez(folder / f"{name}-{replicas}.npz", **weights)
         (folder / f"{name}-{replicas}.json").write_text(json.dumps(logs))
+
+
+def _drawn(strategy, mask):
+    """Two draws of each replica, in a graph as `fit` has it."""
+    tokens = ops.ones((4, 32), "bool")
+
+    @tf.function
+    def draw():
+        return strategy.run(lambda: mask(tokens, tokens))
+
+    draws = [strategy.experimental_local_results(draw()) for _ in range(2)]
+    return {f"{i}-{step}": np.asarray(array) for step, arrays in enumerate(draws) for i, array in enumerate(arrays)}
 
 
 def _train(documents, folder=None, stop=False):

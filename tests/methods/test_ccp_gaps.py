@@ -92,10 +92,12 @@ def test_bank_gap(steps):
     positives, visible = pairs({name: batch[name] for name in ROWS})
     count = 5 * steps
     bank_vectors, documents = (to_numpy(x)[:count] for x in (ccp.bank.bank_vectors, ccp.bank.bank_document_ids))
+    keys, documents_now = to_numpy(ccp.bank.bank_sentence_keys)[:count], batch["document_ids"]
+    new = np.flatnonzero(~np.isin(keys, batch["sentence_keys"]))  # texts of the batch are no negatives
     gaps = []
     for i in range(12):
         within = [vectors[i] @ vectors[k] for k in range(12) if visible[i, k] and not positives[i, k]]
-        beyond = [vectors[i] @ bank_vectors[k] for k in range(count) if documents[k] != batch["document_ids"][i]]
+        beyond = [vectors[i] @ bank_vectors[k] for k in range(count) if k in new and documents[k] != documents_now[i]]
         if within and beyond:
             gaps.append(np.mean(within) - np.mean(beyond))
     assert 0 < len(gaps) <= 12

@@ -1,6 +1,7 @@
 """RetroMAE, its two decoders and the bag of words: against NumPy, on one device, into a folder and back."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # `mirrored_retromae` is a program and a module of the tests
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from simretro.methods import RetroMAE
+from simretro.methods import RetroMAE, encoder_method
 from simretro.models import SentenceEncoder, build_transformer_model, export_weights, write_folder
 from simretro.training import TrainingCheckpoint, build_optimizer
 from tests.reference import numpy_bert as nb
@@ -33,6 +34,12 @@ MODES = {
     "dupmae": {"bow_weight": 0.3},
     "dupmae_reference": {"bow_weight": 0.3, "bow_target": "reference"},
     "dupmae_basic": {"decoding": "basic", "bow_weight": 0.3},
+    "bow_of_tokens": {"decoding": None, "bow_weight": 0.3, "bow_source": "tokens"},
+    "bow_beside_decoder": {"bow_weight": 0.3, "bow_source": "vector", "bow_target": "reference"},
+    "mean": {"pooling": "mean"},
+    "mean_basic": {"decoding": "basic", "pooling": "mean"},
+    "mean_dupmae": {"bow_weight": 0.3, "pooling": "mean"},
+    "mean_bow": {"decoding": None, "bow_weight": 0.3, "pooling": "mean"},
 }
 
 
@@ -217,10 +224,14 @@ def expected_logs(config, weights, batch, mode):
         "bow_weight": 0.0,
         "bow_target": "normalized",
         "query_norm": False,
+        "pooling": "cls",
+        "bow_source": None,
         **MODES[mode],
     }
     seen = seen_of(config, batch)
-    parts = nr.losses(config, weights, batch, options["decoding"], seen, options["query_norm"], options["bow_target"])
+    options["bow_source"] = options["bow_source"] or ("tokens" if options["decoding"] else "vector")
+    names = ("decoding", "query_norm", "bow_source", "bow_target", "pooling")
+    parts = nr.losses(config, weights, batch, seen=seen, **{name: options[name] for name in names})
     logs = {"loss": options["bow_weight"] * parts["bow"][0]}
     for part in ("encoder", "decoder") if options["decoding"] else ("encoder",):
         logs[f"{part}_loss"], logs[f"{part}_accuracy"] = parts[part]
@@ -267,6 +278,34 @@ def test_chunks_change_nothing(mode):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@tensorflow_only
+def test_vocabulary_logits_only_where_a_loss_reads_them(monkeypatch):
+    """The MLM's at its positions; of the decoder's, and of all gradients, never more than a chunk at a time."""
+    import tensorflow as tf
+
+    config, _, mae = retromae_of("enhanced", chunk_size=8)
+    batch, rows = batch_of(config), []
+    rows_of_loss = encoder_method.fused_cross_entropy
+    monkeypatch.setattr(
+        encoder_method,
+        "fused_cross_entropy",
+        lambda hidden, *args: (rows.append(hidden.shape[0]), rows_of_loss(hidden, *args))[1],
+    )
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = mae.additive_loss(x, mae(x, training=True), mae.normalizers(x), training=True)
+        return tape.gradient(loss, [variable.value for variable in mae.trainable_variables])
+
+    graph = step.get_concrete_function({name: tf.constant(array) for name, array in batch.items()}).graph
+    assert rows == [batch["masked_ids"].size, batch["token_ids"].size]
+    graphs = [graph, *(function.graph for function in graph._functions.values() if hasattr(function, "graph"))]
+    shapes = {tuple(t.shape) for g in graphs for op in g.get_operations() for t in op.outputs if t.shape.rank}
+    sizes = [np.prod(shape[:-1]) for shape in shapes if None not in shape and shape[-1] == config["vocab_size"]]
+    assert 8 in sizes and max(sizes) <= max(8, config["hidden_size"])  # transposed, the table has H rows
+
+
 @pytest.mark.parametrize("mode", ["enhanced", "pooled"])
 def test_masks_are_drawn_anew_by_the_seed(mode):
     config = nb.tiny_config()
@@ -286,6 +325,30 @@ def test_without_a_decoder_there_are_the_encoders_variables_alone(mode):
     _, _, mae = retromae_of(mode)
     assert mae.decoder is None
     assert {v.path for v in mae.trainable_variables} == {v.path for v in mae.encoder.trainable_variables}
+
+
+@tensorflow_only
+@pytest.mark.parametrize("mode", MODES)
+def test_every_objective_teaches_the_sentence_vector(mode, monkeypatch):
+    """But plain MLM, and a bag of words of the other tokens alone, leave the state of [CLS] without a gradient."""
+    import tensorflow as tf
+
+    config, _, mae = retromae_of(mode)
+    batch, states = batch_of(config, mode), []
+    x = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+    with tf.GradientTape() as tape:
+
+        def kept(compute, *args, **options):
+            states.append(compute(*args, **options))
+            tape.watch(states[-1])
+            return states[-1]
+
+        for name in ("hidden", "hidden_at"):
+            monkeypatch.setattr(mae.encoder, name, partial(kept, getattr(mae.encoder, name)))
+        loss = mae.additive_loss(x, mae(x, training=True), mae.normalizers(x), training=True)
+    [hidden] = states
+    at_cls = np.abs(to_numpy(tf.convert_to_tensor(tape.gradient(loss, hidden)))[:, 0]).max()
+    assert (at_cls > 1e-6) == (mode not in ("mlm", "bow_of_tokens"))
 
 
 @tensorflow_only
@@ -430,6 +493,28 @@ def test_vectors_are_the_last_state_of_the_first_token():
     np.testing.assert_allclose(np.linalg.norm(mae.encode(TEXTS, normalize=True), axis=1), 1, atol=1e-5)
 
 
+def test_pooling_mean_is_what_is_trained_encoded_and_kept(tmp_path):
+    config, weights, mae = named_retromae("mean")
+    states = [nb.forward(config, weights, [mae.tokenizer.encode(text)[0]])["sequence"][0] for text in TEXTS]
+    np.testing.assert_allclose(mae.encode(TEXTS), [rows.mean(0) for rows in states], atol=1e-5, rtol=1e-5)
+    mae.save_pretrained(tmp_path / "mae")
+    for load in (RetroMAE.from_pretrained, SentenceEncoder.from_pretrained):
+        loaded = load(tmp_path / "mae")
+        assert loaded.pooling == "mean"
+        np.testing.assert_array_equal(loaded.encode(TEXTS), mae.encode(TEXTS))
+    assert RetroMAE.from_pretrained(tmp_path / "mae", pooling="cls").pooling == "cls"
+
+
+def test_a_retrievers_folder_is_pre_trained_with_its_own_pooling(tmp_path):
+    """Sentence-transformers' folders say how their vectors are made; the decoder is to read the same ones."""
+    _, _, mae = named_retromae("mlm")
+    for pooling, expected in (("mean", "mean"), ("pooler", "cls")):
+        encoder = build_transformer_model(nb.tiny_config(), with_mlm="linear", with_pool=True)
+        retriever = SentenceEncoder(encoder, mae.tokenizer, pooling)
+        retriever.save_pretrained(tmp_path / pooling)
+        assert RetroMAE.from_pretrained(tmp_path / pooling).pooling == expected
+
+
 SETTINGS = {"decoder_mask_rate": 0.6, "query_norm": True, "mask_pool_size": 5, "maxlen": 20}
 
 
@@ -517,7 +602,9 @@ def encoder_of(**options):
         ("decoder_mask_rate", 1.5),
         ("mask_pool_size", 0),
         ("bow_weight", -1.0),
+        ("bow_source", "decoder"),
         ("bow_target", "counts"),
+        ("pooling", "pooler"),
         ("chunk_size", 0),
     ],
 )

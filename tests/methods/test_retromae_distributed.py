@@ -19,6 +19,12 @@ def test_two_devices_equal_one(tmp_path):
     for name in weights:
         np.testing.assert_allclose(other_weights[name], weights[name], atol=2e-5, err_msg=name)
     assert logs["loss"][-1] < logs["loss"][0]
+    masks = dict(np.load(tmp_path / "masks.npz"))
+    assert masks.keys() == {"0-0", "1-0", "0-1", "1-1"}
+    for name, mask in masks.items():
+        assert 0.45 < mask.mean() < 0.55, "each replica hides half"
+        for other in masks.keys() - {name}:
+            assert 0.45 < (mask == masks[other]).mean() < 0.6, f"{name} and {other} are drawn apart"
     for run in (one, two):
         whole_logs, whole_weights = run["whole"]
         resumed_logs, resumed_weights = run["resumed"]

@@ -53,6 +53,7 @@ def test_micro_batches_name_the_backend_that_lacks_them():
         toy.make_simbert().compile("sgd", micro_batches=2)
 
 
+@pytest.mark.slow
 def test_training_lowers_both_losses():
     simbert = toy.make_simbert()
     data = toy.make_data(simbert)
@@ -94,6 +95,7 @@ def test_data_without_masks_is_named():
         trained(simbert)
 
 
+@pytest.mark.slow
 def test_keras_file_keeps_weights_and_settings(tmp_path):
     simbert = SimBERT(toy.make_simbert().encoder, temperature=0.05, mlm_weight=0.5)
     simbert.tokenizer = toy.make_tokenizer()

@@ -55,6 +55,38 @@ def test_vectors_are_those_of_the_text_alone(pooling, with_pool):
     assert encoder.encode([]).shape == (0, 16)
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_an_inner_layers_states(pooling, tmp_path):
+    encoder = make("pooler", True, normalize=False, maxlen=20)
+    first = encoder.at_layer(1, pooling)
+    inner = encoder.encoder
+    for text in ("a b c", "h"):
+        ids = ops.convert_to_tensor([encoder.tokenizer.encode(text)[0]], "int32")
+        mask = inner.masks(ids, ops.zeros_like(ids))
+        states = ops.convert_to_numpy(inner.blocks[0](inner.embeddings(ids, ops.zeros_like(ids)), attention_mask=mask))
+        expected = states[0, 0] if pooling == "cls" else states[0].mean(0)
+        np.testing.assert_allclose(first.encode([text])[0], expected, atol=1e-5)
+    last = encoder.at_layer(2, pooling)
+    same = SentenceEncoder(inner, encoder.tokenizer, pooling, normalize=False)
+    np.testing.assert_allclose(last.encode(["a b c"]), same.encode(["a b c"]), atol=1e-6)
+    assert (first.pooling, first.normalize, first.maxlen) == (pooling, False, 20)
+    first.save_pretrained(tmp_path / "first")
+    loaded = SentenceEncoder.from_pretrained(tmp_path / "first")
+    np.testing.assert_array_equal(loaded.encode(["a b c"]), first.encode(["a b c"]))
+    before = first.encode(["a b"])
+    inner.blocks[0].query.bias.assign(ops.ones_like(inner.blocks[0].query.bias) * 3)
+    np.testing.assert_array_equal(first.encode(["a b"]), before, err_msg="a copy")
+
+
+@pytest.mark.parametrize("layer, pooling, message", [
+    (0, "mean", "`layer`.*at least 1.*received 0"), (3, "mean", "`layer` must be at most 2.*received 3"),
+    (1.5, "mean", "`layer`"), (1, "pooler", "`pooling='pooler'` needs"),
+])  # fmt: skip
+def test_a_layer_that_is_not_there_is_refused(layer, pooling, message):
+    with pytest.raises(ValueError, match=message):
+        make().at_layer(layer, pooling)
+
+
 def test_a_cut_is_said_and_stays_within_the_positions():
     encoder = make(maxlen=6)
     with pytest.warns(TruncationWarning, match="`maxlen`=6: 1 of 2 texts"):

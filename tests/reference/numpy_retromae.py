@@ -105,7 +105,17 @@ def ordinary(config, token_ids):
     return (columns > 0) & (columns < lengths - 1)
 
 
-def losses(config, weights, batch, decoding="enhanced", seen=None, query_norm=False, bow_target="normalized"):
+def losses(
+    config,
+    weights,
+    batch,
+    decoding="enhanced",
+    seen=None,
+    query_norm=False,
+    bow_target="normalized",
+    pooling="cls",
+    bow_source="tokens",
+):
     """Returns {part: (loss, accuracy)} of a batch without dropout: `encoder`, `decoder`, `bow` (no accuracy).
 
     Args:
@@ -116,6 +126,9 @@ def losses(config, weights, batch, decoding="enhanced", seen=None, query_norm=Fa
     rows = np.arange(len(token_ids))[:, None]
     encoded = nb.forward(config, weights, batch["encoder_token_ids"])
     vectors = encoded["sequence"][:, 0]
+    if pooling == "mean":
+        tokens = (batch["encoder_token_ids"] != config["pad_token_id"])[..., None]
+        vectors = (encoded["sequence"] * tokens).sum(1) / tokens.sum(1)
     parts = {"encoder": _token_loss(encoded["mlm_logits"][rows, batch["masked_positions"]], batch["masked_ids"])}
     real = ordinary(config, token_ids)
     if decoding == "enhanced":
@@ -127,6 +140,8 @@ def losses(config, weights, batch, decoding="enhanced", seen=None, query_norm=Fa
     # The maximum is over all positions behind [CLS], the closing [SEP] too; the target counts ordinary tokens alone.
     behind = (token_ids != config["pad_token_id"]) & (np.arange(token_ids.shape[1]) > 0)
     pooled = np.where(behind[..., None], encoded["mlm_logits"], -np.inf).max(1)
+    if bow_source == "vector":
+        pooled = mlm_logits(config, weights, vectors)
     parts["bow"] = bag_of_words(pooled, token_ids, real, bow_target).mean(), None
     return parts
 

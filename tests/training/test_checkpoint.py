@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 from training_toy import BATCHES, WIDTH, Batches, Stop, StopAt, build, differences, everything, fit, run_both
 
 import simretro
-from simretro.training import TrainingCheckpoint, averaged_weights, build_optimizer
+from simretro.training import PeriodicEvaluation, TrainingCheckpoint, averaged_weights, build_optimizer
 
 VALIDATION = Batches(seed=1)[0]
 
@@ -75,19 +76,46 @@ def test_resumed_run_with_averages_validation_and_several_steps_an_execution(tmp
 def test_run_stopped_by_another_callback_goes_on_within_the_epoch(options, tmp_path, uninterrupted):
     """Keras validates what was stopped, too, with the metrics that hold the means of the training."""
 
-    class Ends(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = int(self.model.optimizer.iterations) == 6
-
     model, data = build(), Batches()
     checkpoint = TrainingCheckpoint(tmp_path, data)
-    fit(model, data, checkpoint, [Ends()], **options)
-    assert checkpoint.latest.name == "step-00000006" and len(checkpoint.history) == 1
+    fit(model, data, checkpoint, [Ends(6)], **options)
+    assert checkpoint.latest.name == "step-00000006" and len(checkpoint.history) == 2
     model, data = build(), Batches()
     checkpoint = TrainingCheckpoint(tmp_path, data)
     fit(model, data, checkpoint, **options)
     losses = np.array([entry["loss"] for entry in checkpoint.history])
     assert differences(uninterrupted, {**everything(model), "loss": losses}) == []
+
+
+class Ends(keras.callbacks.Callback):
+    """Stops the training after a number of steps, as Keras' own callbacks do."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = int(self.model.optimizer.iterations) == self.step
+
+
+def test_logs_of_an_epoch_that_was_stopped_within_are_kept_until_it_goes_on(tmp_path):
+    data, monitor = Batches(), {"monitor": "val_score", "mode": "max"}
+    checkpoint = TrainingCheckpoint(tmp_path, data, **monitor)
+    model = quick()
+    history = model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[Scores(0.2, 0.9), checkpoint, Ends(6)])
+    stopped = {"epoch": 1, "step": 6, "step_in_epoch": 2, "loss": history.history["loss"][1], "val_score": 0.9}
+    assert checkpoint.history[1] == stopped
+    assert checkpoint.best == {"monitor": "val_score", "value": 0.9, "epoch": 1, "step": 6}
+    again, model = TrainingCheckpoint(tmp_path, data, **monitor), quick()
+    assert again.restore(model) == 1 and again.history == checkpoint.history and again.best == checkpoint.best
+    callbacks = [Scores(0.2, 0.5, 0.4), again, Ends(7)]  # stopped once more, a step later
+    model.fit(data, epochs=3, initial_epoch=1, shuffle=False, verbose=0, callbacks=callbacks)
+    assert [entry.get("step_in_epoch") for entry in again.history] == [None, 3] and again.best["value"] == 0.9
+    last, model = TrainingCheckpoint(tmp_path, data), quick()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, data, last, epochs=2)
+    assert [entry["step"] for entry in last.history] == [4, 8] and "step_in_epoch" not in last.history[1]
 
 
 def test_finished_run_trains_no_further(tmp_path):
@@ -278,7 +306,7 @@ def test_no_checkpoint_with_a_broken_weight_behind_a_finite_loss(tmp_path):
     checkpoint = TrainingCheckpoint(tmp_path, data)
     with pytest.raises(FloatingPointError, match=r"variable 'out/bias' is not finite.*step-00000004"):
         fit(quick(), data, checkpoint, [Breaks()])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000004"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["latest.json", "step-00000004"]
 
 
 @pytest.fixture(scope="module")
@@ -378,6 +406,8 @@ def test_training_metric_is_no_monitor(tmp_path):
         ({"data": [1, 2]}, r"`data` must have a method `resume\(epoch, step\)`; received list"),
         ({"monitor": "val_score"}, '`mode` must be "min" or "max".*val_score'),
         ({"mode": "best"}, "`mode`.*best"),
+        ({"evaluations": [StopAt()]}, "`evaluations` must be `PeriodicEvaluation`s; received a StopAt"),
+        ({"evaluations": [PeriodicEvaluation(dict, name="a")] * 2}, r"different names; received \['a', 'a'\]"),
     ],
 )
 def test_bad_arguments(tmp_path, options, message):
@@ -422,6 +452,110 @@ def test_going_on_with_other_data_after_an_epoch_is_told(tmp_path):
     with pytest.warns(UserWarning, match="goes on with these: `seed` was 0, is 1") as told:
         assert TrainingCheckpoint(tmp_path, Described(seed=1)).restore(quick()) == 1
     assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("every_steps", [None, 1])
+def test_another_tokenizer_is_refused_wherever_the_run_was_interrupted(every_steps, tmp_path):
+    """Also at the end of an epoch, where other data are taken: the weights know the ids of the first one."""
+
+    class Texts(Batches):
+        def __init__(self, tokenizer):
+            super().__init__()
+            self.tokenizer = tokenizer
+
+        def facts(self):
+            return {"tokenizer": self.tokenizer}
+
+    data, stop = Texts("a"), [StopAt(step=5)]
+    with pytest.raises(Stop):
+        fit(quick(), data, TrainingCheckpoint(tmp_path, data, every_steps=every_steps), stop)
+    model = quick()
+    before = everything(model)
+    with pytest.raises(ValueError, match=r"step-0000000[45] is of a run on data of another `tokenizer`.*another `fold"):
+        TrainingCheckpoint(tmp_path, Texts("b")).restore(model)
+    assert differences(before, {name: everything(model)[name] for name in before}) == []
+    assert TrainingCheckpoint(tmp_path, Texts("a")).restore(quick()) == 1
+
+
+def method(config=None, **settings):
+    """The toy as a method has it: with settings, and an encoder of a config."""
+    model = quick()
+    model.settings_names = tuple(settings)
+    for name, value in settings.items():
+        setattr(model, name, value)
+    if config is not None:
+        model.encoder = SimpleNamespace(config=config)
+    return model
+
+
+def test_a_model_of_other_settings_is_refused_naming_all_that_differ(tmp_path):
+    config = {"hidden_size": 6, "hidden_dropout_prob": 0.1}
+    data = Batches()
+    model = method(config, decoding="enhanced", sizes=(8, 4), rate=np.float32(0.5), gone=1)
+    fit(model, data, TrainingCheckpoint(tmp_path, data), epochs=1)
+    same = method(config, decoding="enhanced", sizes=[8, 4], rate=0.5, new=2)  # another version has other settings
+    assert TrainingCheckpoint(tmp_path, data).restore(same) == 1
+    other = method({**config, "hidden_dropout_prob": 0.0}, decoding=None, sizes=(8, 4), rate=0.25)
+    other.get_layer("norm").epsilon = 1.0  # no setting
+    before = everything(other)
+    with pytest.raises(ValueError) as error:
+        TrainingCheckpoint(tmp_path, data).restore(other)
+    text = str(error.value)
+    for part in (
+        "step-00000004 is of a run with other settings",
+        "`decoding`: 'enhanced' there, None here, `rate`: 0.5 there, 0.25 here, ",
+        "`encoder.config['hidden_dropout_prob']`: 0.1 there, 0.0 here. Give the model the settings of that run",
+        "start a new run",
+    ):
+        assert part in text
+    assert "sizes" not in text and "gone" not in text and "hidden_size" not in text
+    assert differences(before, {name: everything(other)[name] for name in before}) == []
+    assert TrainingCheckpoint(tmp_path, data).restore(quick()) == 1, "a model without settings is asked for none"
+    state = json.loads((tmp_path / "step-00000004" / "state.json").read_text())
+    for name in ("model", "evaluations"):  # as of an earlier version
+        del state[name]
+    (tmp_path / "step-00000004" / "state.json").write_text(json.dumps(state))
+    checkpoint = TrainingCheckpoint(tmp_path, data)
+    assert checkpoint.restore(other) == 1 and checkpoint.evaluations == {}
+
+
+TRAINING = """
+import sys
+from simretro.training import store
+store.lock_folder(sys.argv[1])
+print("training", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_train_into_one_folder(tmp_path):
+    data = Batches()
+    fit(quick(), data, TrainingCheckpoint(tmp_path, data), epochs=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "step-00000004"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(simretro.__file__).parents[1])}
+    command = [sys.executable, "-c", TRAINING, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"training\n"
+        model, checkpoint = quick(), TrainingCheckpoint(tmp_path, data)
+        assert checkpoint.restore(model) == 1, "reading is free"
+        for train in (checkpoint.lock, lambda: fit(model, data, checkpoint)):
+            with pytest.raises(ValueError, match=f"{tmp_path} is being written by .*process {other.pid} on"):
+                train()
+        other.kill()
+    fit(model, data, checkpoint, epochs=2)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000008"]
+
+
+def test_a_checkpoint_that_was_written_since_restore_is_not_overwritten(tmp_path):
+    """As of another process that has trained on and ended."""
+    data = Batches()
+    late, model = TrainingCheckpoint(tmp_path, data), quick()
+    assert late.restore(model) == 0
+    fit(quick(), data, TrainingCheckpoint(tmp_path, data), epochs=1)
+    with pytest.raises(ValueError, match=r"`folder` already holds.*step-00000004.*restore"):
+        model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[late])
+    fit(model, data, late, epochs=2)  # which restores
+    assert late.step == 2 * BATCHES
 
 
 def test_best_model_that_is_not_there_or_of_another_kind(tmp_path):

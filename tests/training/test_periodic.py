@@ -109,7 +109,7 @@ def test_resumed_run_evaluates_at_the_same_steps(tmp_path):
     for stopping in (StopAt(step=7), StopAt()):
         model = build(run_eagerly=True)
         probe = PeriodicEvaluation(mean_output(model), every_steps=3)
-        checkpoint = TrainingCheckpoint(tmp_path, Batches(), every_steps=3)
+        checkpoint = TrainingCheckpoint(tmp_path, Batches(), every_steps=3, evaluations=[probe])
         try:
             train(model, probe, stopping, checkpoint=checkpoint)
         except Stop:
@@ -119,6 +119,22 @@ def test_resumed_run_evaluates_at_the_same_steps(tmp_path):
     assert steps == [[3, 4, 6], [8, 9, 12]]
     assert found == {entry["step"]: entry["mean"] for entry in whole.history}
     assert [entry["mean"] for entry in checkpoint.history] == history["mean"]
+    assert checkpoint.evaluations == {"evaluation": whole.history}
+    later = TrainingCheckpoint(tmp_path, Batches())  # without the callback what it has found is there
+    train(build(run_eagerly=True), checkpoint=later)
+    assert later.evaluations == checkpoint.evaluations
+
+
+@pytest.mark.parametrize("verbose, told", [(1, True), ("auto", True), (2, True), (0, False)])
+def test_numbers_within_an_epoch_are_printed_on_lines_of_their_own(verbose, told, capsys):
+    model = build(run_eagerly=True)
+    probes = [PeriodicEvaluation(lambda: {"x": 0.123456, "y": 2}, 1, name) for name in ("a", "b")]
+    train(model, *probes, PeriodicEvaluation(dict, 1, "nothing"), epochs=1, verbose=verbose)
+    lines = capsys.readouterr().out.split("\n")
+    expected = [f"step {step}: {name}_x 0.1235, {name}_y 2" for step in (1, 2, 3, 4) for name in "ab"]
+    assert [line for line in lines if line.startswith("step ")] == (expected if told else [])
+    assert told or lines == [""]
+    assert verbose != 2 or "" not in lines[:-1], "there is no bar whose line must be ended"
 
 
 def test_a_second_fit_starts_anew():

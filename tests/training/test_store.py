@@ -118,6 +118,92 @@ def test_damaged_arrays_and_state(tmp_path):
         store.read_state(path)
 
 
+HOLDER = """
+import os, sys
+from simretro.training import store
+store.lock_folder(sys.argv[1])
+assert "keras" not in sys.modules
+print("locked", flush=True)
+sys.stdin.readline()
+store.unlock_folder(sys.argv[1])
+print("free", flush=True)
+sys.stdin.readline()
+"""
+
+
+def holder(folder):
+    """Another process, which has the lock of a folder until it reads a line, and ends after the next one."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(simretro.__file__).parents[1])}
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"locked\n"
+    return process
+
+
+def test_a_folder_is_locked_until_it_is_given_free_or_its_process_ends(tmp_path):
+    folder = tmp_path / "new" / "run"
+    with holder(folder) as other:
+        with pytest.raises(ValueError, match=f"{folder} is being written by another training run.*process {other.pid}"):
+            store.lock_folder(folder)
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == b"free\n" and names(folder) == []
+        store.lock_folder(folder)
+        store.unlock_folder(folder)
+        other.stdin.write(b"\n")
+    with holder(folder) as other:
+        other.kill()
+    assert names(folder) == [".lock"]  # it was not given free
+    store.lock_folder(folder)
+    store.unlock_folder(folder)
+    assert names(folder) == []
+
+
+def test_a_process_may_lock_a_folder_again(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for name in ("run", "run", "link"):
+        store.lock_folder(tmp_path / name)
+    write(tmp_path / "run", 10)
+    (tmp_path / "run" / ".lock").unlink()  # by hand; a new one is made
+    store.lock_folder(tmp_path / "run")
+    store.unlock_folder(tmp_path / "link")
+    assert names(tmp_path / "run") == ["latest.json", "step-00000010"]
+    store.unlock_folder(tmp_path / "run")
+
+
+def test_a_child_of_the_process_is_another_one(tmp_path):
+    store.lock_folder(tmp_path)
+    child = os.fork()
+    if child == 0:
+        try:
+            store.lock_folder(tmp_path)
+        except ValueError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(subprocess.CalledProcessError):  # and it has not taken the lock with it
+        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(simretro.__file__).parents[1])}
+        subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    store.unlock_folder(tmp_path)
+
+
+@pytest.mark.parametrize("lack", ["module", "file system"])
+def test_where_there_are_no_locks_nothing_is_kept(lack, tmp_path, monkeypatch):
+    if lack == "module":  # Windows
+        monkeypatch.setattr(store, "fcntl", None)
+    else:
+
+        def no_locks(*_):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(store.fcntl, "lockf", no_locks)
+    for _ in range(2):
+        store.lock_folder(tmp_path / "run")
+        write(tmp_path / "run", 10)
+        store.unlock_folder(tmp_path / "run")
+
+
 KILLED_ANYWHERE = """
 import os, shutil, signal, sys
 from pathlib import Path
