@@ -20,12 +20,13 @@ from mask_pipeline import DECODER_MASKED, MASKED, limit_threads, make_texts
 
 PRETENSE, LEAN = "pretense", "simretro, recompute"
 SHAPE, VOCAB_SIZE, ROWS, LENGTH = (6, 384, 1536, 12), 30522, 16, 128
-LEARNING_RATE, WEIGHT_DECAY = 1e-4, 0.01
+LEARNING_RATE, WEIGHT_DECAY, POOL = 1e-4, 0.01, 128
 OBJECTIVES = {
     "enhanced": {},
     "basic": {"decoding": "basic"},
     "enhanced + bag of words": {"bow_weight": 0.1},
-    "bag of words": {"decoding": None, "bow_weight": 0.1},
+    "bag of words of the tokens": {"decoding": None, "bow_weight": 0.1, "bow_source": "tokens"},
+    "bag of words of the vector": {"decoding": None, "bow_weight": 0.1},
     "MLM": {"decoding": None},
 }
 
@@ -80,20 +81,24 @@ def simretro(settings):
     calls = {"step": stepper("enhanced"), "step and batch": step_and_batch}
     if settings["objectives"]:
         calls |= {f"step, {objective}": stepper(objective) for objective in OBJECTIVES}
-        calls["mask"] = mask_call(data.batch(0, 1)["token_ids"], model_of)
+        token_ids = data.batch(0, 1)["token_ids"]
+        calls |= {"mask": mask_call(token_ids, None), "pooled mask": mask_call(token_ids, POOL)}
     return calls, ("keras", "tensorflow", "numpy")
 
 
-def mask_call(token_ids, model_of):
-    """Draws the enhanced decoder's masks of a batch, as a part of a graph of its own."""
+def mask_call(token_ids, pool_size):
+    """Draws the enhanced decoder's masks of a batch, in a graph of its own; each token is taken for a word."""
     import tensorflow as tf
 
-    tokens = tf.constant(token_ids)
-    targets = tf.ones_like(tokens, tf.bool)
+    from simretro.layers import DecoderMask
+
+    mask = DecoderMask(0.5, pool_size, seed=0)
+    targets = tf.ones_like(tf.constant(token_ids), tf.bool)
+    words = tf.broadcast_to(tf.range(targets.shape[1]), targets.shape)
 
     @tf.function
     def draw():
-        return tf.reduce_sum(tf.cast(model_of("enhanced").decoder_mask(targets, targets), tf.int32))
+        return tf.reduce_sum(tf.cast(mask(targets, targets, words), tf.int32))
 
     return lambda: int(draw())
 
@@ -147,6 +152,7 @@ def main():
         benchmark.note(f"Loss of the last step: {', '.join(f'{x:.2f} ({side})' for side, x in losses.items())}.")
         if options.objectives:
             benchmark.measure("mask", "drawing the decoder's masks")
+            benchmark.measure("pooled mask", f"the same from pools of {POOL}")
             for objective in OBJECTIVES:
                 benchmark.measure(f"step, {objective}", f"step: {objective}")
         benchmark.report()

@@ -67,8 +67,9 @@ SMALL_JOB = {"maxlen": 64, "rows_per_batch": 8, "max_steps": 2000, "bow_weight":
 OWN_CORPUS = {"maxlen": 128, "rows_per_batch": 64, "max_steps": None, "bow_weight": 0.0, "learning_rate": 1e-3}
 CHECKPOINT_RATE = 1e-4
 # Option -> setting of RetroMAE. Where it is not given, it stays as the checkpoint has it, or is RetroMAE's default.
-OF_THE_MODEL = {name: name for name in ("decoding", "decoder_mask_rate", "query_norm", "bow_weight", "pooling")}
-OF_THE_MODEL["mask_pool"] = "mask_pool_size"
+OF_THE_MODEL = {"mask_pool": "mask_pool_size"}
+OF_THE_MODEL |= {name: name for name in ("decoding", "decoder_mask_rate", "query_norm", "pooling")}
+OF_THE_MODEL |= {name: name for name in ("bow_weight", "bow_source")}
 # Of the fine-tuning that shows what the pre-training bought.
 FINE_TUNING = {"queries_per_batch": 64, "query_maxlen": 24, "passage_maxlen": 64}
 FINE_TUNING_EPOCHS, FINE_TUNING_RATE = 1, 5e-4
@@ -141,6 +142,9 @@ def add_objective(group):
     )  # fmt: skip
     group.add_argument(
         "--bow-weight", type=float, help="of the bag of words, DupMAE: 0.1; default: the checkpoint's own, or see below"
+    )
+    group.add_argument(
+        "--bow-source", choices=["tokens", "vector"], help="what it is read off; default: the tokens beside a decoder"
     )
     group.add_argument("--pooling", choices=["cls", "mean"], help="default: the checkpoint's own, or cls")
 
