@@ -16,7 +16,6 @@ import shutil
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from safetensors import SafetensorError
@@ -33,7 +32,7 @@ FORMAT_VERSION = 1
 POINTER = "latest.json"
 STATE = "state.json"
 LOCK = ".lock"
-_locks: dict[Path, IO[bytes]] = {}  # those of this process, open as long as they are held
+_locks: dict[Path, int] = {}  # file descriptors of those of this process, open as long as they are held
 
 
 def lock_folder(folder: str | Path) -> None:
@@ -53,7 +52,7 @@ def lock_folder(folder: str | Path) -> None:
     path = Path(os.path.realpath(folder)) / LOCK
     while True:
         # Never opened twice: a process that closes one of its files of this name loses the lock.
-        file = _locks.pop(path, None) or open(path, "ab+", buffering=0)
+        file = _locks.pop(path, None) or os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -63,13 +62,13 @@ def lock_folder(folder: str | Path) -> None:
                 "checkpoint; or give this one another `folder`."
             ) from None
         except OSError:  # this file system has no locks
-            file.close()
+            os.close(file)
             return
         if _is_at(file, path):
             _locks[path] = file
             _note_owner(file)
             return
-        file.close()  # whoever had it has removed it meanwhile
+        os.close(file)  # whoever had it has removed it meanwhile
 
 
 def unlock_folder(folder: str | Path) -> None:
@@ -79,12 +78,12 @@ def unlock_folder(folder: str | Path) -> None:
     if file is not None:
         if _is_at(file, path):
             path.unlink()  # before it is closed: who has it open finds that it is gone
-        file.close()
+        os.close(file)
 
 
 def _is_at(file, path):
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
         return False
 
@@ -92,14 +91,14 @@ def _is_at(file, path):
 def _note_owner(file):
     """Only for the message to another process: a lock on a full disk is a lock."""
     with contextlib.suppress(OSError):
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
 def _owner(file):
-    with file:
-        file.seek(0)
-        return file.read(200).decode("utf-8", "replace") or "of a process that does not tell its name"
+    told = os.pread(file, 200, 0)
+    os.close(file)
+    return told.decode("utf-8", "replace") or "of a process that does not tell its name"
 
 
 def write_checkpoint(
