@@ -52,7 +52,9 @@ def lock_folder(folder: str | Path) -> None:
     path = Path(os.path.realpath(folder)) / LOCK
     while True:
         # Never opened twice: a process that closes one of its files of this name loses the lock.
-        file = _locks.pop(path, None) or os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = _locks.pop(path, None)
+        if file is None:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
