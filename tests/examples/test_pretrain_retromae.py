@@ -178,7 +178,6 @@ def test_a_collapse_is_told_within_the_epoch(corpus, tmp_path, monkeypatch, caps
 
 @pytest.mark.slow
 def test_tensorboard_shows_the_losses_and_what_is_evaluated_within_epochs(corpus, tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
     import tensorflow as tf
 
     monkeypatch.setattr(training_runs, "MONITOR_STEPS", 2)
