@@ -13,21 +13,26 @@ from simretro.files import atomic_folder, recover_folder
 from simretro.training import store
 from simretro.training.averages import averaged_weights, exchange_averages
 from simretro.training.callbacks import divergence_error, non_finite_loss
-from simretro.training.facts import check_settings, check_tokenizer, data_facts, differences, model_facts
+from simretro.training.checkpoint_checks import (
+    check_fit,
+    check_ready,
+    checked_data,
+    checked_evaluations,
+    direction,
+    name_of,
+)
+from simretro.training.facts import check_position, check_settings, data_facts, model_facts
 from simretro.training.periodic import PeriodicEvaluation
 from simretro.training.state import (
     as_array,
     assign_variables,
     build_optimizer_variables,
     first_non_finite,
-    misfits,
     read_variables,
     state_variables,
 )
 
 _RATE = "learning_rate"
-_LOWER_IS_BETTER = ("loss", "error", "perplexity", "rank_mean")
-_HIGHER_IS_BETTER = ("acc", "auc", "recall", "precision", "mrr", "ndcg", "spearman", "pearson", "f1", "map", "r@")
 
 
 class TrainingCheckpoint(keras.callbacks.Callback):
@@ -104,9 +109,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         check_int("keep", keep, 1)
         self.folder = Path(folder)
         self.monitor, self.keep, self.every_steps, self.save_best = monitor, keep, every_steps, save_best
-        self.sign = _sign(monitor, mode)
-        self.data = _checked_data(data)
-        self._evaluations = _checked_evaluations(evaluations)
+        self.sign = direction(monitor, mode)
+        self.data = checked_data(data)
+        self._evaluations = checked_evaluations(evaluations)
         self.step = 0
         self.history: list[dict] = []
         self.evaluations: dict[str, list[dict]] = {}
@@ -151,8 +156,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         made with another one than that of the run, it keeps that, which a warning tells.
         """
         if data is not None:
-            self.data = _checked_data(data)
-        _check_ready(model)
+            self.data = checked_data(data)
+        check_ready(model)
         path = self.latest
         state = {"epoch": 0} if path is None else store.read_state(path)
         check_settings(state.get("model"), model_facts(model), path)
@@ -161,12 +166,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self.data.resume(state["epoch"], 0)
         if path is None:
             return 0
-        self._check_position(state, path)
+        check_position(state, self.data, path)
         build_optimizer_variables(model)
         variables = state_variables(model)
         arrays = {group: store.read_arrays(path, group) for group in ("model", "optimizer")}
         self._first_rate = self._choose_rate(model.optimizer, state, variables["optimizer"], arrays["optimizer"])
-        _check_fit(variables, arrays, path)
+        check_fit(variables, arrays, path)
         if not all([assign_variables(model, variables[group], arrays[group]) for group in arrays]):
             warnings.warn(
                 f"{path} was written with more replicas; what differed between them (running statistics that are not "
@@ -209,7 +214,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "first epoch on whose logs have that metric."
             )
         variables, arrays = state_variables(model), {"model": store.read_arrays(path, "model")}
-        _check_fit(variables, arrays, path)
+        check_fit(variables, arrays, path)
         assign_variables(model, variables["model"], arrays["model"])
         self._exchanged = False
 
@@ -318,9 +323,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _gather_evaluations(self):
         for callback in self._evaluations:
-            before = self._evaluations_before.get(_name_of(callback), [])
+            before = self._evaluations_before.get(name_of(callback), [])
             by_step = {entry["step"]: entry for entry in [*before, *callback.history]}
-            self.evaluations[_name_of(callback)] = list(by_step.values())
+            self.evaluations[name_of(callback)] = list(by_step.values())
 
     def _save(self, epoch, step_in_epoch, logs):
         self._refuse_divergence(logs)
@@ -375,31 +380,6 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             (temporary / "best.json").write_text(json.dumps(best), "utf-8")
         self.best = best
 
-    def _check_position(self, state, path):
-        before, now = state.get("data"), data_facts(self.data)
-        check_tokenizer(before, now, path)
-        different = differences(before, now, "`{name}` was {before!r}, is {now!r}")
-        if not state["step_in_epoch"]:
-            if different:
-                warn(f"{path} is of a run on other data; now it goes on with these: {different}.")
-            return
-        if self.data is None:
-            warnings.warn(
-                f"{path} was written within epoch {state['epoch'] + 1}. Without `data` that epoch starts again from "
-                "its first batch.",
-                stacklevel=3,
-            )
-        elif different:
-            raise ValueError(
-                f"{path} was written within an epoch, which other data cannot end. The `data` differ: {different}. "
-                "Give the data of the interrupted run, with the same settings."
-            )
-        elif self.data.num_batches != state["num_batches"]:
-            raise ValueError(
-                f"{path}: written after {state['step_in_epoch']} of {state['num_batches']} batches of an epoch, but "
-                f"`data` has {self.data.num_batches}. Give the data of the interrupted run, with the same settings."
-            )
-
     def _restore_metrics(self):
         """The running means of the interrupted epoch; `fit` has just set them to zero."""
         variables = state_variables(self.model)["metrics"]
@@ -431,67 +411,6 @@ def _constant_rate(optimizer):
     """The learning rate that is a variable; None of a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return float(as_array(inner._learning_rate)) if isinstance(inner._learning_rate, keras.Variable) else None
-
-
-def _sign(monitor, mode):
-    """1 where higher is better, -1 where lower is."""
-    if mode not in ("auto", "min", "max"):
-        raise ValueError(f'`mode` must be "auto", "min" or "max"; received {mode!r}.')
-    if mode != "auto" or monitor is None:
-        return -1 if mode == "min" else 1
-    lower = any(word in monitor.lower() for word in _LOWER_IS_BETTER)
-    higher = any(word in monitor.lower() for word in _HIGHER_IS_BETTER)
-    if lower == higher:
-        raise ValueError(f'`mode` must be "min" or "max" for monitor={monitor!r}: its name does not tell.')
-    return -1 if lower else 1
-
-
-def _checked_data(data):
-    if data is None:
-        return None
-    if not callable(getattr(data, "resume", None)):
-        raise ValueError(
-            f"`data` must have a method `resume(epoch, step)`; received {type(data).__name__}. Leave it out to save at "
-            "the end of epochs only."
-        )
-    if data.num_batches is None:
-        raise ValueError("`data` must have a fixed number of batches an epoch; received num_batches=None.")
-    return data
-
-
-def _checked_evaluations(evaluations):
-    evaluations = list(evaluations)
-    for callback in evaluations:
-        if not isinstance(callback, PeriodicEvaluation):
-            raise ValueError(f"`evaluations` must be `PeriodicEvaluation`s; received a {type(callback).__name__}.")
-    names = [_name_of(callback) for callback in evaluations]
-    if len(set(names)) < len(names):
-        raise ValueError(f"`evaluations` must have different names; received {names}. Give each a `name`.")
-    return evaluations
-
-
-def _name_of(evaluation):
-    return evaluation.name or "evaluation"
-
-
-def _check_ready(model):
-    if getattr(model, "optimizer", None) is None:
-        raise ValueError("`model` must be compiled before `restore`, so that its optimizer can be restored.")
-    if not model.built:
-        raise ValueError("`model` must have its variables before `restore`: call it once on a batch.")
-
-
-def _check_fit(variables, arrays, path):
-    problems = [
-        f"{path / group}.safetensors: {problem}"
-        for group in arrays
-        for problem in misfits(variables[group], arrays[group])
-    ]
-    if problems:
-        raise ValueError(
-            f"The checkpoint does not fit the model. {'; '.join(problems)}. Build model and optimizer with the "
-            "settings of the interrupted run, or give another `folder` to start a new one."
-        )
 
 
 def _numbers(logs):

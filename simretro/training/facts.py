@@ -1,8 +1,9 @@
 """What decides a training beside its variables, as JSON values, and in what two runs differ."""
 
 import json
+import warnings
 
-from simretro.arguments import plain
+from simretro.arguments import plain, warn
 
 
 def data_facts(data) -> dict | None:
@@ -74,4 +75,38 @@ def check_tokenizer(before: dict | None, now: dict | None, path) -> None:
             f"{path} is of a run on data of another `tokenizer`: to its weights the ids now mean other tokens. Give "
             "`data` and model the tokenizer of that run (one that is learnt from texts is the same as long as these "
             "are), or another `folder` to start a new run."
+        )
+
+
+def check_position(state: dict, data, path) -> None:
+    """Refuses data with which the run of a checkpoint cannot go on.
+
+    Args:
+        state: of the checkpoint.
+        data: the training data, or None.
+        path: of the checkpoint.
+    Raises: ValueError for another tokenizer, and within an epoch for any other data; at the end of one a warning tells.
+    """
+    before, now = state.get("data"), data_facts(data)
+    check_tokenizer(before, now, path)
+    different = differences(before, now, "`{name}` was {before!r}, is {now!r}")
+    if not state["step_in_epoch"]:
+        if different:
+            warn(f"{path} is of a run on other data; now it goes on with these: {different}.")
+        return
+    if data is None:
+        warnings.warn(
+            f"{path} was written within epoch {state['epoch'] + 1}. Without `data` that epoch starts again from "
+            "its first batch.",
+            stacklevel=4,
+        )
+    elif different:
+        raise ValueError(
+            f"{path} was written within an epoch, which other data cannot end. The `data` differ: {different}. "
+            "Give the data of the interrupted run, with the same settings."
+        )
+    elif data.num_batches != state["num_batches"]:
+        raise ValueError(
+            f"{path}: written after {state['step_in_epoch']} of {state['num_batches']} batches of an epoch, but "
+            f"`data` has {data.num_batches}. Give the data of the interrupted run, with the same settings."
         )
