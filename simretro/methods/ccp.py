@@ -346,7 +346,8 @@ class CCP(EncoderMethod):
         return said_pooling(facts, _CHOICES["pooling"]) | super()._saved_settings(facts)
 
     def _kept_parts(self):
-        if not self.synchronized and getattr(self.distribute_strategy, "num_replicas_in_sync", 1) > 1:
+        strategy = getattr(self, "distribute_strategy", None)  # TensorFlow's models alone have one
+        if not self.synchronized and strategy is not None and strategy.num_replicas_in_sync > 1:
             warn(
                 "with `synchronized=False` each device has statistics and a bank of its own: the folder keeps those of "
                 "the first one. A `TrainingCheckpoint` keeps all."

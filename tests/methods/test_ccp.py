@@ -1,7 +1,9 @@
 """CCP: both tasks against references, its state from step to step, into a folder and back, resumed."""
 
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parent))  # `mirrored_ccp` is a program and a module of the tests
 import keras
@@ -397,6 +399,17 @@ def test_the_encoder_is_left_behind_read_as_told(tmp_path):
         )
     ccp.encode_pooling = None
     assert ccp.sentence_encoder.pooling == "mean"
+
+
+def test_a_folder_of_banks_apart_tells_that_it_keeps_one(monkeypatch):
+    apart, together = toy.make_ccp(synchronized=False), toy.make_ccp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        apart._kept_parts()  # there is one device
+        monkeypatch.setattr(CCP, "distribute_strategy", SimpleNamespace(num_replicas_in_sync=2), raising=False)
+        together._kept_parts()
+    with pytest.warns(UserWarning, match="each device has statistics and a bank of its own"):
+        apart._kept_parts()
 
 
 def test_another_bank_starts_empty_and_another_head_is_refused(tmp_path):
