@@ -98,6 +98,18 @@ def as_tensor(x):
     return ops.reshape(x, ops.shape(x))
 
 
+def replica_context():
+    """TensorFlow's replica context where several replicas run in step, else None."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return None
+    return context
+
+
 def _tanh_gelu(x):
     return ops.gelu(x, approximate=True)
 

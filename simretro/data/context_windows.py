@@ -202,10 +202,7 @@ class ContextWindows(EpochDataset):
 
         Of the texts their numbers: reading them all again for a checksum would take too long for large files.
         """
-        texts = [
-            [language, table.num_documents, len(table.sentence_starts), len(table.token_ids)]
-            for language, table in zip(self.languages, self.tables, strict=True)
-        ]
+        texts = [[language, *_sizes(table)] for language, table in zip(self.languages, self.tables, strict=True)]
         facts = {"texts": texts, **asdict(self.settings), "whole_word": self._whole_word}
         return {**facts, "tokenizer": self._tokenizer.fingerprint()}
 
@@ -370,11 +367,13 @@ def _first_document(tables):
     """The number of the first document: so that a bank that has seen other data does not take documents for its own."""
     digest = 0
     for table in tables:
-        counts = [table.num_documents, len(table.sentence_starts), len(table.token_ids)]
-        digest = zlib.crc32(
-            np.array(counts, "<i8").tobytes() + table.token_ids[:_TOKENS_READ].astype("<i4").tobytes(), digest
-        )
+        read = table.token_ids[:_TOKENS_READ].astype("<i4").tobytes()
+        digest = zlib.crc32(np.array(_sizes(table), "<i8").tobytes() + read, digest)
     return digest % _NUM_IDS
+
+
+def _sizes(table):
+    return [table.num_documents, len(table.sentence_starts), len(table.token_ids)]
 
 
 def _check_sources(sources, segment):

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from simretro.arguments import warn
 from simretro.evaluation.ranking import Qrels
-from simretro.evaluation.trec import read_qrels
+from simretro.evaluation.trec import check_grades, read_qrels
 from simretro.files import atomic_folder
 from simretro.lines import iter_lines, short
 from simretro.titles import with_title
@@ -44,10 +42,7 @@ class RetrievalCollection:
             for key, text in getattr(self, name).items():
                 if not isinstance(key, str) or not isinstance(text, str):
                     raise ValueError(f"`{name}` must map str to str; received {key!r}: {short(text)}.")
-        for query, grades in self.qrels.items():
-            for document, grade in grades.items():
-                if isinstance(grade, bool) or not isinstance(grade, int | np.integer):
-                    raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
+        check_grades(self.qrels)
         problems = _unknown(self.documents, self.queries, self.qrels)
         if problems:
             raise ValueError(f"`qrels` must name ids of `queries` and `documents` only: {problems}.")

@@ -64,10 +64,9 @@ def write_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
         raise ValueError("`qrels` must hold at least one judgement; received none.")
     for query, grades in qrels.items():
         _check_word(query, "a query id of `qrels`")
-        for document, grade in grades.items():
+        for document in grades:
             _check_word(document, "a document id of `qrels`")
-            if isinstance(grade, bool) or not isinstance(grade, int | np.integer):
-                raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
+    check_grades(qrels)
     with atomic_file(path, "w") as file:
         for query, grades in qrels.items():
             file.writelines(f"{query} 0 {document} {grade}\n" for document, grade in grades.items())
@@ -124,6 +123,14 @@ def write_run(path: str | os.PathLike, run: Run, tag: str = "simretro") -> None:
         for query, scores in run.items():
             for rank, document in enumerate(ranked(scores, query), 1):
                 file.write(f"{query} Q0 {document} {rank} {float(scores[document])!r} {tag}\n")
+
+
+def check_grades(qrels: Qrels) -> None:
+    """Raises ValueError for a grade that is no int, naming query and document."""
+    for query, grades in qrels.items():
+        for document, grade in grades.items():
+            if isinstance(grade, bool) or not isinstance(grade, int | np.integer):
+                raise ValueError(f"`qrels` must have int grades; received {grade!r} for {query!r}, {document!r}.")
 
 
 def _grade(text, where, line):

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from simretro.arguments import warn
+from simretro.ops import replica_context
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -131,11 +132,5 @@ class AlternatingBatchNormalization(keras.layers.Wrapper):
 
 def _sum_over_replicas(x):
     """Sum over TensorFlow's replicas, through which gradients flow; without several of them the tensor itself."""
-    if keras.backend.backend() != "tensorflow":
-        return x
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return x
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+    context = replica_context()
+    return x if context is None else context.all_reduce("SUM", x)

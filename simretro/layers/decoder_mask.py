@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from simretro.ops import take_rows
+from simretro.ops import replica_context, take_rows
 
 
 @keras.saving.register_keras_serializable(package="simretro")
@@ -66,14 +66,14 @@ class DecoderMask(keras.layers.Layer):
         return take_rows(masks, ops.minimum(choices, self.pool_size - 1))
 
     def _uniform(self, shape):
-        replica = _replica()
-        if replica is None:
+        context = replica_context()
+        if context is None:
             return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
         import tensorflow as tf
 
         # Keras' generator has the same state on all replicas, whose rows would share their masks.
-        seed = tf.random.experimental.stateless_fold_in(ops.cast(self.seed_generator.next(), "int32"), replica)
-        return tf.random.stateless_uniform(shape, seed)
+        seed, replica = ops.cast(self.seed_generator.next(), "int32"), context.replica_id_in_sync_group
+        return tf.random.stateless_uniform(shape, tf.random.experimental.stateless_fold_in(seed, replica))
 
     def compute_output_spec(self, target_mask, padding_mask, word_ids=None):
         batch, length = target_mask.shape
@@ -82,13 +82,3 @@ class DecoderMask(keras.layers.Layer):
     def get_config(self):
         config = {"mask_rate": self.mask_rate, "pool_size": self.pool_size, "seed": self.seed}
         return {**super().get_config(), **config}
-
-
-def _replica():
-    """Which of TensorFlow's replicas this is; None where there is one."""
-    if keras.backend.backend() != "tensorflow":
-        return None
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    return context.replica_id_in_sync_group if context is not None and context.num_replicas_in_sync > 1 else None

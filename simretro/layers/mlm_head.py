@@ -59,11 +59,14 @@ class MLMHead(keras.layers.Layer):
         """Hidden states (..., H) to the space of the token table (..., E)."""
         return self.norm(self._activation(self.dense(hidden)))
 
-    def call(self, hidden, table):
-        transformed = self.transform(hidden)
+    def logits(self, transformed, table):
+        """What `transform` gave (..., E) to float32 (..., V)."""
         table = ops.cast(ops.convert_to_tensor(table), transformed.dtype)
         logits = ops.matmul(transformed, ops.transpose(table))
         return ops.cast(logits, "float32") + ops.cast(self.bias, "float32")
+
+    def call(self, hidden, table):
+        return self.logits(self.transform(hidden), table)
 
     def compute_output_spec(self, hidden, table):
         return keras.KerasTensor((*hidden.shape[:-1], self.vocab_size), dtype="float32")

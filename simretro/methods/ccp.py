@@ -12,9 +12,8 @@ from simretro.layers import MemoryBank, ProjectionHead
 from simretro.losses import context_loss, context_pairs
 from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels, said_pooling
 from simretro.models import SentenceEncoder
-from simretro.models.pooling import masked_mean
+from simretro.models.pooling import vectors_and_states
 from simretro.models.weights import export_part, load_part
-from simretro.ops import take_rows
 from simretro.training.distribution import gather_rows
 
 _CHOICES = {
@@ -189,7 +188,7 @@ class CCP(EncoderMethod):
     def row_outputs(self, x, training):
         """Without the head, whose batch normalization reads all rows: sentence vectors in place of `context`."""
         token_ids = x["encoder_token_ids"] if "encoder_token_ids" in x else _of(x, "token_ids")
-        vectors, masked = self._encode(token_ids, x.get("masked_positions"), training)
+        vectors, masked = vectors_and_states(self.encoder, token_ids, self.pooling, x.get("masked_positions"), training)
         outputs = {}
         if masked is not None:
             outputs["masked"] = self.encoder.mlm_head.transform(masked)
@@ -202,17 +201,6 @@ class CCP(EncoderMethod):
         if "vectors" in row_outputs:
             outputs["context"] = self.head(row_outputs["vectors"], x["sides"], training=training)
         return outputs
-
-    def _encode(self, token_ids, positions, training):
-        """Vectors (R, H) and, given positions (R, M), the states there (R, M, H), of one pass."""
-        segment_ids, first = ops.zeros_like(token_ids), ops.zeros_like(token_ids[:, :1])
-        if self.pooling == "mean":
-            hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
-            vectors = masked_mean(hidden, token_ids != self.encoder.config["pad_token_id"])
-            return vectors, None if positions is None else take_rows(hidden, positions)
-        read = first if positions is None else ops.concatenate([first, positions], axis=1)
-        hidden = self.encoder.hidden_at(token_ids, segment_ids, read, training=training)
-        return hidden[:, 0], None if positions is None else hidden[:, 1:]
 
     def normalizers(self, x):
         counts = {}

@@ -10,7 +10,7 @@ from simretro.layers import DecoderMask
 from simretro.losses import bag_of_words_loss, max_pooled_logits
 from simretro.methods.encoder_method import EncoderMethod, array_of, count_labels, said_pooling
 from simretro.models import SentenceEncoder
-from simretro.models.pooling import masked_mean
+from simretro.models.pooling import masked_mean, vectors_and_states
 from simretro.models.weights import export_part, load_part
 from simretro.ops import take_rows
 
@@ -155,21 +155,15 @@ class RetroMAE(EncoderMethod):
 
     def _encode_masked(self, x, training):
         token_ids, positions = _of(x, "encoder_token_ids"), _of(x, "masked_positions")
-        transform, segment_ids = self.encoder.mlm_head.transform, ops.zeros_like(token_ids)
-        all_states = self.bow_weight > 0 and not self._reads_bow_off_vector
-        if self.pooling == "cls" and not all_states:  # the last block's work is done where it is read
-            read = ops.concatenate([ops.zeros_like(positions[:, :1]), positions], axis=1)
-            hidden = self.encoder.hidden_at(token_ids, segment_ids, read, training=training)
-            vectors, masked = hidden[:, 0], transform(hidden[:, 1:])
-        else:
-            hidden = self.encoder.hidden(token_ids, segment_ids, training=training)
-            vectors = masked_mean(hidden, self._tokens(token_ids)) if self.pooling == "mean" else hidden[:, 0]
-            states = transform(hidden) if all_states else None
-            masked = take_rows(states, positions) if all_states else transform(take_rows(hidden, positions))
-        outputs = {"sentence_vectors": vectors, "encoder": masked}
-        if self.bow_weight:
-            outputs["states"] = states if all_states else transform(vectors)
-        return outputs
+        transform = self.encoder.mlm_head.transform
+        if not self.bow_weight or self._reads_bow_off_vector:
+            vectors, masked = vectors_and_states(self.encoder, token_ids, self.pooling, positions, training)
+            outputs = {"sentence_vectors": vectors, "encoder": transform(masked)}
+            return outputs | {"states": transform(vectors)} if self.bow_weight else outputs
+        hidden = self.encoder.hidden(token_ids, ops.zeros_like(token_ids), training=training)
+        vectors = masked_mean(hidden, self._tokens(token_ids)) if self.pooling == "mean" else hidden[:, 0]
+        states = transform(hidden)
+        return {"sentence_vectors": vectors, "states": states, "encoder": take_rows(states, positions)}
 
     def _rebuild_all(self, x, sentence_vectors, training):
         token_ids = _of(x, "token_ids")
@@ -255,14 +249,13 @@ class RetroMAE(EncoderMethod):
         return (self.bow_source or ("tokens" if self.decoding else "vector")) == "vector"
 
     def _bow_loss(self, x, states, normalizers):
-        table, bias = self.encoder.token_table, self.encoder.mlm_head.bias
+        head, table = self.encoder.mlm_head, self.encoder.token_table
         if self._reads_bow_off_vector:
-            logits = ops.matmul(states, ops.transpose(ops.cast(ops.convert_to_tensor(table), states.dtype)))
-            logits = ops.cast(logits, "float32") + ops.cast(bias, "float32")
+            logits = head.logits(states, table)
         else:
             others = ops.arange(ops.shape(states)[1], dtype="int32") > 0  # without [CLS]
             counted = ops.logical_and(self._tokens(x["token_ids"]), others)
-            logits = max_pooled_logits(states, table, bias, counted, self.chunk_size)
+            logits = max_pooled_logits(states, table, head.bias, counted, self.chunk_size)
         losses = bag_of_words_loss(logits, x["token_ids"], self._targets(x["token_ids"]), self.bow_target)
         rows = ops.cast(ops.shape(states)[0], "float32")
         self._track("bow", ops.sum(losses) / ops.maximum(rows, 1.0), rows)

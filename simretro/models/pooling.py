@@ -3,6 +3,8 @@
 import keras
 from keras import layers, ops
 
+from simretro.ops import take_rows
+
 POOLINGS = ("cls", "mean", "pooler")
 
 
@@ -24,13 +26,26 @@ def text_vectors(encoder, token_ids, pooling: str, training: bool | None = False
         training: bool.
     Returns: float (B, H); float32 for "mean".
     """
-    segment_ids = ops.zeros_like(token_ids)
+    return vectors_and_states(encoder, token_ids, pooling, training=training)[0]
+
+
+def vectors_and_states(encoder, token_ids, pooling: str, positions=None, training: bool | None = False):
+    """`text_vectors`, and the last layer's states at some positions, of one pass.
+
+    Args:
+        encoder, token_ids, pooling, training: see `text_vectors`.
+        positions: int32 (B, M), each in [0, L); None = no states.
+    Returns: (float (B, H), float (B, M, H) or None).
+    """
+    segment_ids, first = ops.zeros_like(token_ids), ops.zeros_like(token_ids[:, :1])
     if pooling == "mean":
         hidden = encoder.hidden(token_ids, segment_ids, training=training)
-        return masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
-    first = ops.zeros_like(token_ids[:, :1])
-    vectors = encoder.hidden_at(token_ids, segment_ids, first, training=training)[:, 0]
-    return encoder.pooler(vectors) if pooling == "pooler" else vectors
+        vectors = masked_mean(hidden, token_ids != encoder.config["pad_token_id"])
+        return vectors, None if positions is None else take_rows(hidden, positions)
+    read = first if positions is None else ops.concatenate([first, positions], axis=1)
+    hidden = encoder.hidden_at(token_ids, segment_ids, read, training=training)
+    vectors = encoder.pooler(hidden[:, 0]) if pooling == "pooler" else hidden[:, 0]
+    return vectors, None if positions is None else hidden[:, 1:]
 
 
 def new_projection(encoder, size: int, name: str = "projection") -> layers.Dense:

@@ -9,19 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from simretro.ops import replica_context
+
 Tensor = Any  # of the backend
-
-
-def _replica_context():
-    """TensorFlow's replica context where several replicas run in step, else None."""
-    if keras.backend.backend() != "tensorflow":
-        return None
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return None
-    return context
 
 
 def sum_over_replicas(x: Tensor) -> Tensor:
@@ -30,7 +20,7 @@ def sum_over_replicas(x: Tensor) -> Tensor:
     Args:
         x: float tensor of the same shape on each replica.
     """
-    context = _replica_context()
+    context = replica_context()
     return x if context is None else context.all_reduce("SUM", ops.stop_gradient(x))
 
 
@@ -41,7 +31,7 @@ def gather_rows(x: Tensor) -> tuple[Tensor, Tensor | int]:
         x: (R, ...) tensor; R may differ from replica to replica.
     Returns: (all rows (N, ...), int32 scalar offset of this replica's first row).
     """
-    context = _replica_context()
+    context = replica_context()
     if context is None:
         return x, 0
     counts = context.all_gather(ops.reshape(ops.shape(x)[0], (1,)), axis=0)
@@ -62,7 +52,7 @@ def whole_batch_gradients(gradients: list, optimizer: keras.optimizers.Optimizer
         optimizer: Keras optimizer.
     Returns: list, `gradients` itself where there is one replica, or nothing to be done.
     """
-    context = _replica_context()
+    context = replica_context()
     if context is None:
         return gradients
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer leaves the clipping to this one
