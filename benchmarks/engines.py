@@ -36,7 +36,7 @@ NUM_WORDS = 500
 
 def simretro(settings):
     engine = ENGINES[settings["side"]]
-    calls, names = encode_side(settings, engine=engine)
+    calls, names = encode_side(settings, engine=engine, frozen=True)  # as the peers' exported files are
     return {**calls, "words": lambda: calls["save"]("words")}, (*names, *PACKAGES[engine])
 
 

@@ -30,8 +30,8 @@ from simretro.tokenizers import TruncationWarning
 from simretro.training import LearningRate, Throughput, TrainingCheckpoint, mean_tokens_per_step
 from training_runs import (
     add_model_options,
+    add_optimizer,
     add_run_options,
-    add_warmup,
     begin_run,
     defaults_told,
     embedding_monitor,
@@ -127,7 +127,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument(
         "--learning-rate", type=float, help="default with --documents: 1e-3, or 3e-5 from a checkpoint"
     )
-    add_warmup(training)
+    add_optimizer(training)
     training.add_argument("--micro-batches", type=int, default=1, help="parts of a batch, each with its own negatives")
     training.add_argument("--gradient-cache-rows", type=int, help="rows at a time, with the whole batch's negatives")
     add_run_options(training, "runs/ccp")

@@ -37,8 +37,8 @@ from simretro.training import (
 from simretro.training.state import updates_done
 from training_runs import (
     add_model_options,
+    add_optimizer,
     add_run_options,
-    add_warmup,
     begin_run,
     defaults_told,
     embedding_monitor,
@@ -101,7 +101,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument("--max-steps", type=int, help="end after so many steps")
     training.add_argument("--rows-per-batch", type=int, help="rows of the batch of all devices")
     training.add_argument("--learning-rate", type=float, help="from a checkpoint 1e-4")
-    add_warmup(training)
+    add_optimizer(training)
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
     add_run_options(training, "runs/retromae")
     options = parser.parse_args(arguments)

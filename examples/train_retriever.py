@@ -39,8 +39,8 @@ from simretro.training import (
 )
 from training_runs import (
     add_model_options,
+    add_optimizer,
     add_run_options,
-    add_warmup,
     begin_run,
     facts_of,
     fill_in,
@@ -111,7 +111,7 @@ def add_training(group):
     group.add_argument("--epochs", type=int, help="default: 4 for a new model, 3 for a checkpoint")
     group.add_argument("--queries-per-batch", type=int, default=64, help="queries of the batch of all devices")
     group.add_argument("--learning-rate", type=float, help="default: 5e-4 for a new model, 2e-5 for a checkpoint")
-    add_warmup(group)
+    add_optimizer(group)
     group.add_argument("--cached-rows", type=int, help="rows on the device at a time: a batch larger than memory")
     group.add_argument("--probe-steps", type=int, help="measure on dev every so many steps, too")
     group.add_argument("--probe-documents", type=int, default=20_000, help="searched on dev; judged ones always are")

@@ -38,7 +38,7 @@ from simretro.training import Throughput, TrainingCheckpoint, mean_tokens_per_st
 from training_runs import (
     add_last_options,
     add_network_options,
-    add_warmup,
+    add_optimizer,
     begin_run,
     facts_of,
     fill_in,
@@ -84,7 +84,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument("--epochs", type=int, help="default: 10 from scratch, 5 from a checkpoint")
     training.add_argument("--pairs-per-batch", type=int, default=32, help="pairs of the batch of all devices")
     training.add_argument("--learning-rate", type=float, help="default: 1e-3 from scratch, 2e-5 from a checkpoint")
-    add_warmup(training)
+    add_optimizer(training)
     training.add_argument("--ema", action="store_true", help="keep and use an average of the weights")
     training.add_argument("--micro-batches", type=int, default=1, help="parts a batch is worked through in")
     add_last_options(training, "runs/simbert")

@@ -8,7 +8,7 @@ import keras
 from command_line import add_strategy, in_words, stop
 from simretro import build_transformer_model
 from simretro.checkpoints import read_config
-from simretro.training import EmbeddingMonitor, build_optimizer
+from simretro.training import OPTIMIZER_NAMES, EmbeddingMonitor, build_optimizer
 from simretro.training.embedding_monitor import LEAST_TEXTS
 
 # Often enough for little to be lost, and for a collapse to be seen before hours are; seldom enough to cost nothing.
@@ -52,8 +52,11 @@ def add_last_options(group, output):
     group.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
 
 
-def add_warmup(group):
-    """Adds `--warmup-share`, for `scheduled_optimizer`."""
+def add_optimizer(group):
+    """Adds what `scheduled_optimizer` takes beside the rate."""
+    group.add_argument(
+        "--optimizer", choices=OPTIMIZER_NAMES, default="adamw", help="muon: from new weights it learns in fewer steps"
+    )
     group.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
 
 
@@ -102,9 +105,9 @@ def new_encoder(options, tokenizer, small, tiny, **parts):
 
 
 def scheduled_optimizer(options, total_steps, **settings):
-    """AdamW whose rate rises for a share of the steps and falls to the last one."""
+    """The optimizer, whose rate rises for a share of the steps and falls to the last one."""
     return build_optimizer(
-        "adamw",
+        options.optimizer,
         options.learning_rate,
         warmup_steps=round(options.warmup_share * total_steps),
         total_steps=total_steps,

@@ -1,4 +1,4 @@
-"""What training needs and knows no method: schedules, optimizer, checkpoints, callbacks, steps."""
+"""What training needs and knows no method: schedules, optimizers, checkpoints, callbacks, steps."""
 
 import importlib
 
@@ -8,6 +8,8 @@ _HOMES = {
     "EmbeddingMonitor": "embedding_monitor",
     "HardNegativeMining": "hard_negatives",
     "LearningRate": "callbacks",
+    "Muon": "optimizers",
+    "OPTIMIZER_NAMES": "optimizers",
     "PeriodicEvaluation": "periodic",
     "PiecewiseLinear": "schedules",
     "TerminateOnNonFinite": "callbacks",

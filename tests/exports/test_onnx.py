@@ -126,6 +126,21 @@ def test_engine_is_made_once_and_again_for_other_weights(monkeypatch):
     assert len(made) == 3
 
 
+def test_a_frozen_encoder_looks_at_its_weights_once(monkeypatch):
+    encoder = make_encoder()
+    encoder.encode(TEXTS, engine="onnx")
+    bias = encoder.encoder.blocks[0].query.bias
+    bias.assign(1.5 * ops.convert_to_numpy(bias) + 0.1)
+    looked = []
+    look = engines_module.quick_checksum
+    monkeypatch.setattr(engines_module, "quick_checksum", lambda model: (looked.append(1), look(model))[1])
+    frozen = SentenceEncoder(encoder.encoder, encoder.tokenizer, frozen=True)
+    for _ in range(2):  # the first call finds that the engine of before is of other weights
+        np.testing.assert_allclose(frozen.encode(TEXTS, engine="onnx"), one_by_one(encoder), atol=1e-4)
+    frozen.encode(TEXTS)
+    assert looked == [1]
+
+
 def test_activations(tmp_path):
     for name in ("silu", "tanh"):
         config = {**SIZES, "num_hidden_layers": 1, "vocab_size": 59, "max_position_embeddings": 32, "hidden_act": name}

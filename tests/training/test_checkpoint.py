@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from training_toy import BATCHES, WIDTH, Batches, Stop, StopAt, build, differences, everything, fit, run_both
 
 import simretro
-from simretro.training import PeriodicEvaluation, TrainingCheckpoint, averaged_weights, build_optimizer
+from simretro.training import OPTIMIZER_NAMES, PeriodicEvaluation, TrainingCheckpoint, averaged_weights, build_optimizer
 
 VALIDATION = Batches(seed=1)[0]
 
@@ -64,9 +64,10 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, uninterrupted, stop,
     assert differences(uninterrupted, result) == []
 
 
-def test_resumed_run_with_averages_validation_and_several_steps_an_execution(tmp_path):
+@pytest.mark.parametrize("optimizer", OPTIMIZER_NAMES)
+def test_resumed_run_with_averages_validation_and_several_steps_an_execution(optimizer, tmp_path):
     def make():
-        return build(use_ema=True, steps_per_execution=2)
+        return build(use_ema=True, optimizer=optimizer, steps_per_execution=2)
 
     plain, result = run_both(tmp_path, make, StopAt(step=6), every_steps=2, validation_data=VALIDATION)
     assert differences(plain, result) == []

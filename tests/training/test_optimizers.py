@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from simretro.training import AdamW, WarmupLinearDecay, build_optimizer
+from simretro.training import OPTIMIZER_NAMES, AdamW, Muon, WarmupLinearDecay, build_optimizer
 
 pytestmark = pytest.mark.backends
+of_both = pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 
 
 class Block(keras.layers.Layer):
@@ -25,15 +26,15 @@ def after_update_without_gradient(optimizer):
     return {variable.name: ops.convert_to_numpy(variable)[0, 0] for variable in variables}
 
 
-def test_biases_and_norms_do_not_decay_and_all_else_does():
-    values = after_update_without_gradient(build_optimizer("adamw", 0.1, weight_decay=0.5))
+@of_both
+def test_biases_and_norms_do_not_decay_and_all_else_does(name):
+    values = after_update_without_gradient(build_optimizer(name, 0.1, weight_decay=0.5))
     assert values == {"kernel": np.float32(0.95), "bias": 1, "gamma": 1, "beta": 1, "embeddings": np.float32(0.95)}
 
 
-def test_reloaded_optimizer_still_knows_what_does_not_decay():
-    config = keras.saving.serialize_keras_object(
-        build_optimizer("adamw", 0.1, weight_decay=0.5, not_decayed=["kernel"])
-    )
+@of_both
+def test_reloaded_optimizer_still_knows_what_does_not_decay(name):
+    config = keras.saving.serialize_keras_object(build_optimizer(name, 0.1, weight_decay=0.5, not_decayed=["kernel"]))
     values = after_update_without_gradient(keras.saving.deserialize_keras_object(config))
     assert values["kernel"] == 1 and values["bias"] == np.float32(0.95)
 
@@ -88,6 +89,52 @@ def test_updates_are_those_of_the_paper(amsgrad):
     np.testing.assert_allclose(ops.convert_to_numpy(variable), expected, rtol=2e-5, atol=2e-6)
 
 
+def numpy_muon(weights, gradients, rate, decay, momentum=0.95):
+    """Jordan et al. 2024 with Nesterov's momentum and the factor of Liu et al. 2025, in float64."""
+    buffer = np.zeros_like(weights)
+    for gradient in gradients:
+        weights = weights - rate * decay * weights
+        buffer = momentum * buffer + gradient
+        x = gradient + momentum * buffer
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            square = x @ x.T
+            x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        weights = weights - rate * 0.2 * np.sqrt(max(x.shape)) * x
+    return weights
+
+
+@pytest.mark.parametrize("shape", [(6, 16), (16, 6)])
+def test_matrices_move_alike_far_in_all_directions_and_all_else_as_with_adamw(shape):
+    generator = np.random.default_rng(0)
+    wide = shape[0] <= shape[1]
+    names = ("kernel", "bias", "embeddings")
+    starts = [generator.normal(size=size).astype("float32") for size in (shape, 7, (9, 4))]
+    steps = [[generator.normal(size=start.shape).astype("float32") for start in starts] for _ in range(4)]
+    variables = [keras.Variable(start, name=name) for name, start in zip(names, starts, strict=True)]
+    optimizer = Muon(0.01, 0.1)
+    for gradients in steps:
+        optimizer.apply([ops.convert_to_tensor(gradient) for gradient in gradients], variables)
+    kernel, bias, embeddings = (ops.convert_to_numpy(variable) for variable in variables)
+    of_kernel = [gradients[0] if wide else gradients[0].T for gradients in steps]
+    expected = numpy_muon(starts[0] if wide else starts[0].T, of_kernel, 0.01, 0.1)
+    moved = np.linalg.norm(expected - (starts[0] if wide else starts[0].T))
+    assert np.linalg.norm((kernel if wide else kernel.T) - expected) < 0.06 * moved  # the products have 8 bits
+    for found, index, decay in ((bias, 1, 0.0), (embeddings, 2, 0.1)):
+        expected = numpy_adamw(starts[index], [gradients[index] for gradients in steps], 0.01, decay)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_gradient_of_any_size_moves_a_matrix_alike():
+    """Its squares would overflow, or vanish, in bfloat16's sums."""
+    gradient = np.random.default_rng(0).normal(size=(300, 200)).astype("float32")
+    for size in (1e-12, 1.0, 1e12):
+        variable = keras.Variable(np.zeros((300, 200), "float32"), name="kernel")
+        Muon(1.0, 0.0, momentum=0.0).apply([ops.convert_to_tensor(size * gradient)], [variable])
+        singular = np.linalg.svd(ops.convert_to_numpy(variable), compute_uv=False) / (0.2 * 300**0.5)
+        assert 0.3 < singular.min() and singular.max() < 1.3
+
+
 @pytest.mark.parametrize("clip", [{}, {"clipnorm": 0.01}, {"global_clipnorm": 0.01}])
 def test_a_table_moves_alike_whether_rows_are_looked_up_or_multiplied(clip):
     """The gradient of a lookup on TensorFlow lists rows, one that is read twice two times: they count as their sum."""
@@ -106,8 +153,9 @@ def test_a_table_moves_alike_whether_rows_are_looked_up_or_multiplied(clip):
     np.testing.assert_allclose(*tables, rtol=1e-5, atol=1e-6)
 
 
-def test_averages_follow_the_weights():
-    optimizer = build_optimizer("adamw", 0.1, weight_decay=0.0, use_ema=True, ema_momentum=0.5)
+@of_both
+def test_averages_follow_the_weights(name):
+    optimizer = build_optimizer(name, 0.1, weight_decay=0.0, use_ema=True, ema_momentum=0.5)
     variable = keras.Variable(np.array([1.0], "float32"), name="kernel")
     values = []
     for _ in range(2):
@@ -117,11 +165,12 @@ def test_averages_follow_the_weights():
     np.testing.assert_allclose(float(average[0]), (values[0] + values[1]) / 2, rtol=1e-6)
 
 
-def test_accumulating_gradients_counts_updates():
+@pytest.mark.parametrize("optimizer", [AdamW, Muon])
+def test_accumulating_gradients_counts_updates(optimizer):
     """Four batches an update: the schedule and the averages are those of ten updates without."""
-    found = []
+    make, found = optimizer, []
     for steps in (None, 4):
-        optimizer = AdamW(
+        optimizer = make(
             WarmupLinearDecay(0.1, 2, 10), 0.0, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=steps
         )
         variable = keras.Variable(np.ones(1, "float32"), name="kernel")
@@ -150,7 +199,7 @@ def test_averages_of_no_update_do_not_replace_the_weights():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"optimizer": "lamb"}, '`optimizer` must be "adamw".*lamb'),
+        ({"optimizer": "lamb"}, "`optimizer` must be one of .*muon.*lamb"),
         ({"warmup_steps": -1}, "`warmup_steps`.*-1"),
         ({"weight_decay": -0.1}, "`weight_decay`.*-0.1"),
         ({"learning_rate": -1.0}, "`learning_rate`.*-1"),

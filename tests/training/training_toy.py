@@ -72,8 +72,8 @@ class StopAt(keras.callbacks.Callback):
             raise Stop
 
 
-def build(use_ema=False, units=6, seed=0, **compile_options):
-    """A compiled model with dropout, batch normalisation and a scheduled AdamW."""
+def build(use_ema=False, units=6, seed=0, optimizer="adamw", **compile_options):
+    """A compiled model with dropout, batch normalisation and a scheduled optimizer."""
     keras.utils.set_random_seed(seed)
     layers = [
         keras.Input((WIDTH,)),
@@ -83,7 +83,7 @@ def build(use_ema=False, units=6, seed=0, **compile_options):
         keras.layers.Dense(1, name="out"),
     ]
     model = keras.Sequential(layers)
-    optimizer = build_optimizer("adamw", 0.05, warmup_steps=3, total_steps=40, global_clipnorm=1.0, use_ema=use_ema)
+    optimizer = build_optimizer(optimizer, 0.05, warmup_steps=3, total_steps=40, global_clipnorm=1.0, use_ema=use_ema)
     model.compile(optimizer, "mse", **compile_options)
     return model
 
