@@ -83,7 +83,7 @@ OWN_DOCUMENTS = {
     "learning_rate": 1e-3,
     "calibration_texts": 10_000,
 }
-FROM_CHECKPOINT = {"learning_rate": 3e-5}
+FROM_CHECKPOINT = {"learning_rate": 3e-5, "optimizer": "adamw"}
 # What a checkpoint knows of itself: where it is not given, it stays as it is there. And what new weights get.
 OF_THE_MODEL = {"temperature": 0.1, "window_sentences": 2, "projection_size": 128}
 KEPT = {*OF_THE_MODEL, "pooling", "bank_size", "maxlen"}
@@ -127,7 +127,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     training.add_argument(
         "--learning-rate", type=float, help="default with --documents: 1e-3, or 3e-5 from a checkpoint"
     )
-    add_optimizer(training)
+    add_optimizer(training, default=None)
     training.add_argument("--micro-batches", type=int, default=1, help="parts of a batch, each with its own negatives")
     training.add_argument("--gradient-cache-rows", type=int, help="rows at a time, with the whole batch's negatives")
     add_run_options(training, "runs/ccp")
@@ -155,7 +155,7 @@ def check_options(parser, options):
     if options.cache and not options.documents:
         parser.error("--cache is for the documents of --documents: the help pages are kept in memory")
     fill_in(options, QUICK_JOB if options.quick else {})
-    defaults = OF_THE_MODEL | (OWN_DOCUMENTS if options.documents else SMALL_JOB)
+    defaults = OF_THE_MODEL | (OWN_DOCUMENTS if options.documents else SMALL_JOB) | {"optimizer": "muon"}
     if options.init and not options.is_config:
         defaults = {name: value for name, value in defaults.items() if name not in KEPT} | FROM_CHECKPOINT
     fill_in(options, defaults)

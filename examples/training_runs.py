@@ -52,11 +52,10 @@ def add_last_options(group, output):
     group.add_argument("--quick", action="store_true", help="a few steps of a tiny model, to see that all runs")
 
 
-def add_optimizer(group):
-    """Adds what `scheduled_optimizer` takes beside the rate."""
-    group.add_argument(
-        "--optimizer", choices=OPTIMIZER_NAMES, default="adamw", help="muon: from new weights it learns in fewer steps"
-    )
+def add_optimizer(group, default="adamw"):
+    """Adds what `scheduled_optimizer` takes beside the rate; without a default it is to be filled in."""
+    told = "default: muon for new weights, adamw from a checkpoint" if default is None else "muon is for new weights"
+    group.add_argument("--optimizer", choices=OPTIMIZER_NAMES, default=default, help=told)
     group.add_argument("--warmup-share", type=float, default=0.1, help="share of the steps with a rising rate")
 
 

@@ -205,6 +205,7 @@ def test_defaults_depend_on_where_documents_and_weights_come_from(documents, con
     assert (own.learning_rate, own.mlm_share, own.languages) == (1e-3, 0.5, None)
     kept = parsed("--documents", *documents, "--init", "some-model")
     assert kept.learning_rate == 3e-5
+    assert [one.optimizer for one in (small, own, kept)] == ["muon", "muon", "adamw"]
     # What the checkpoint knows of itself is left to it.
     names = ("pooling", "bank_size", "maxlen", "temperature", "window_sentences", "projection_size")
     assert [getattr(kept, name) for name in names] == [None] * 6

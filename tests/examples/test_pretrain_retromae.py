@@ -303,13 +303,15 @@ def test_defaults_depend_on_where_the_weights_come_from(corpus, config):
     def parsed(*arguments):
         return pretrain_retromae.parse_arguments(list(map(str, arguments)))
 
-    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (2000, 64, 5e-4)
-    assert (parsed().rows_per_batch, parsed().bow_weight, parsed("--bow-weight", 0).bow_weight) == (8, 1.0, 0.0)
+    assert (parsed().max_steps, parsed().maxlen, parsed().learning_rate) == (600, 64, 2e-3)
+    assert (parsed().rows_per_batch, parsed().bow_weight, parsed("--bow-weight", 0).bow_weight) == (32, 1.0, 0.0)
     own = parsed("--corpus", corpus, "--init", config)
     assert (own.is_config, own.max_steps, own.maxlen, own.learning_rate) == (True, None, 128, 1e-3)
     assert (own.rows_per_batch, own.bow_weight) == (64, 0.0)
     kept = parsed("--corpus", corpus, "--init", "some-model")
     assert kept.learning_rate == 1e-4
+    assert [one.optimizer for one in (parsed(), own, kept)] == ["muon", "muon", "adamw"]
+    assert parsed("--optimizer", "adamw").optimizer == "adamw"
     # What the checkpoint knows of itself is left to it.
     assert {getattr(kept, name) for name in pretrain_retromae.OF_THE_MODEL} == {None}
     assert (parsed("--init", "some-model").bow_weight, parsed("--init", "some-model").maxlen) == (None, 64)
