@@ -83,7 +83,7 @@ class AdamW(_Corrected, keras.optimizers.AdamW):
         if keras.backend.backend() == "tensorflow" and not self.amsgrad:
             index = self._get_variable_index(variable)
             moments = self._momentums[index], self._velocities[index]
-            _adam_in_place(gradient, variable, learning_rate, moments, self.beta_1, self.beta_2, self)
+            _adam_in_place(self, gradient, variable, learning_rate, moments, (self.beta_1, self.beta_2))
         else:
             super().update_step(gradient, variable, learning_rate)
 
@@ -113,18 +113,17 @@ class Muon(_Corrected, keras.optimizers.Muon):
 
     def _adamw_update_step(self, gradient, variable, learning_rate, m, v):
         if keras.backend.backend() == "tensorflow":
-            _adam_in_place(gradient, variable, learning_rate, (m, v), self.adam_beta_1, self.adam_beta_2, self)
+            _adam_in_place(self, gradient, variable, learning_rate, (m, v), (self.adam_beta_1, self.adam_beta_2))
         else:
             super()._adamw_update_step(gradient, variable, learning_rate, m, v)
 
 
-def _adam_in_place(gradient, variable, learning_rate, moments, beta_1, beta_2, optimizer):
+def _adam_in_place(optimizer, gradient, variable, learning_rate, moments, betas):
     import tensorflow as tf
 
     first, second = moments
     rate, beta_1, beta_2, epsilon, updates = (
-        tf.cast(value, variable.dtype)
-        for value in (learning_rate, beta_1, beta_2, optimizer.epsilon, optimizer.iterations + 1)
+        tf.cast(value, variable.dtype) for value in (learning_rate, *betas, optimizer.epsilon, optimizer.iterations + 1)
     )
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
