@@ -29,7 +29,7 @@ from simretro import CCP, build_transformer_model, train_wordpiece
 from simretro.data import ContextWindows
 from simretro.evaluation import TextPair
 from simretro.tokenizers import TruncationWarning
-from simretro.training import build_optimizer
+from simretro.training import OPTIMIZER_NAMES, build_optimizer
 
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
@@ -62,6 +62,7 @@ VARIANTS = {  # what is other than in `TRAINED`
     "window 5": {"window_sentences": 5},
     "16 pairs": {"pairs_per_batch": 16},
 }
+SETTINGS = ("steps", "optimizer", "learning_rate", "pooling", "dtype")  # options that runs of one file share
 OF_DATA = ("pairs_per_batch", "window_sentences", "mlm_share")
 STAGES = {
     "raw": "", "shift": " + shift", "scale": " + scale", "rotate": " + rotate", "shift, rotate": " + shift, rotate"
@@ -76,7 +77,9 @@ def parse_arguments():
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), help="variants to train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=2000, help="of every training")
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--optimizer", default="muon", choices=OPTIMIZER_NAMES)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--dtype", default="mixed_bfloat16", choices=["float32", "mixed_bfloat16"])
     parser.add_argument("--pooling", default="mean", choices=["mean", "cls"])
     parser.add_argument("--results", type=Path, default=Path("ccp_quality.jsonl"))
     parser.add_argument("--record", action="store_true", help="append the tables to RESULTS.md")
@@ -119,10 +122,11 @@ def split_of(folder, pages, comparable):
 # One run
 
 
-def new_model(tokenizer, seed, pooling, arguments=None):
+def new_model(tokenizer, seed, options, arguments=None):
     keras.utils.set_random_seed(seed)
-    encoder = build_transformer_model({**CONFIG, "vocab_size": tokenizer.vocab_size}, with_mlm="linear")
-    return CCP(encoder, tokenizer, languages=LANGUAGES, pooling=pooling, maxlen=MAXLEN, **(arguments or {}))
+    config = {**CONFIG, "vocab_size": tokenizer.vocab_size}
+    encoder = build_transformer_model(config, with_mlm="linear", dtype=options.dtype)
+    return CCP(encoder, tokenizer, languages=LANGUAGES, pooling=options.pooling, maxlen=MAXLEN, **(arguments or {}))
 
 
 def train(documents, tokenizer, variant, seed, options):
@@ -133,12 +137,10 @@ def train(documents, tokenizer, variant, seed, options):
         **{name: arguments.pop(name) for name in OF_DATA if name != "window_sentences"},
         window_sentences=arguments["window_sentences"],
     )  # fmt: skip
-    ccp = new_model(tokenizer, seed, options.pooling, arguments)
+    ccp = new_model(tokenizer, seed, options, arguments)
     total_steps = 4 * len(data)
-    optimizer = build_optimizer(
-        "adamw", options.learning_rate, warmup_steps=total_steps // 10, total_steps=total_steps, global_clipnorm=1.0
-    )
-    ccp.compile(optimizer)
+    schedule = {"warmup_steps": total_steps // 10, "total_steps": total_steps}
+    ccp.compile(build_optimizer(options.optimizer, options.learning_rate, **schedule, global_clipnorm=1.0))
     history = ccp.fit(data, epochs=4, verbose=0).history
     return ccp, {name: values[-1] for name, values in history.items()}
 
@@ -160,7 +162,7 @@ def measure(encode, texts, pairs, seed):
 
 def run_all(options):
     """{(setting, variant, seed): result}, those of earlier calls included."""
-    settings = {name: getattr(options, name) for name in ("steps", "learning_rate", "pooling")}
+    settings = {name: getattr(options, name) for name in SETTINGS}
     done = read_results(options.results, settings, "setting", "variant", "seed")
     for setting in options.settings:
         wanted = [(setting, variant, seed) for variant in (UNTRAINED, *options.only) for seed in options.seeds]
@@ -187,7 +189,7 @@ def run(key, documents, texts, pairs, tokenizer, options):
         encode = cross_lingual.tfidf_svd(texts, CONFIG["hidden_size"], seed)
     else:
         if variant == UNTRAINED:
-            ccp = new_model(tokenizer, seed, options.pooling)
+            ccp = new_model(tokenizer, seed, options)
         else:
             ccp, logs = train(documents, tokenizer, variant, seed, options)
         encoder = ccp.sentence_encoder
@@ -279,8 +281,9 @@ def main():
     done = run_all(options)
     text = (
         f"### ccp_quality: 4x256, {options.steps} steps, seeds {options.seeds}\n\n"
-        f"{time.strftime('%Y-%m-%d')}; vocabulary {VOCAB_SIZE}, sentences of up to {MAXLEN} tokens, pooling "
-        f"{options.pooling}, rate {options.learning_rate}, otherwise {TRAINED}. Top-1 in percent, chance 0.1.\n"
+        f"{time.strftime('%Y-%m-%d')}; vocabulary {VOCAB_SIZE}, sentences of up to {MAXLEN} tokens, "
+        + ", ".join(f"{name} {getattr(options, name)}" for name in SETTINGS)
+        + f", otherwise {TRAINED}. Top-1 in percent, chance 0.1.\n"
     )
     for setting in options.settings:
         text += f"\n**{setting}**\n\n{table(options, done, setting)}\n\n{pair_table(options, done, setting)}\n"

@@ -3,13 +3,14 @@
 usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--seconds 200] [--seeds 0 1 2] [--record]
        each collection is a folder as BEIR has them, with qrels/train.tsv, dev.tsv and test.tsv
 
-For each collection and seed a network of 4x256 with a vocabulary learnt from the documents (or a checkpoint, --init)
-is pre-trained on them, with each objective for the same time of the processor, then fine-tuned with the training
-queries (in-batch negatives, the same steps for all); of --checks moments the best on the dev queries is measured on the
-test queries. Beside it BM25, the same network fine-tuned without pre-training, and with --init also one of the
-checkpoint's shape with new weights, fine-tuned as long at the rate --new-rate. Results are means over seeds and
-queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run is written to
---results at once; runs that are there are not repeated, so the benchmark can be stopped and started again.
+For each collection and seed a network of 4x256 with a vocabulary learnt from the documents is pre-trained on them, with
+each objective for the same time of the processor, then fine-tuned with the training queries (in-batch negatives, the
+same steps for all); of --checks moments the best on the dev queries is measured on the test queries. Beside it BM25 and
+the same network fine-tuned without pre-training. With --init it starts from a checkpoint, which wants AdamW
+and lower rates, and one of that shape with new weights is fine-tuned as long at the rate --new-rate. Results are means
+over seeds and queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run
+is written to --results at once; runs that are there are not repeated, so it can be stopped and started again.
+Keras on TensorFlow keeps a gigabyte for each run: for many, one process for each seed and collection.
 """
 
 import argparse
