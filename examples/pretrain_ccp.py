@@ -65,7 +65,7 @@ SMALL_JOB = {
     "mlm_share": 0.2,
     "bank_size": 0,
     "epochs": 4,
-    "steps_per_epoch": 750,
+    "steps_per_epoch": 650,
     "pairs_per_batch": 64,
     "learning_rate": 2e-3,
     "calibration_texts": 2500,
