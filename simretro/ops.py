@@ -98,6 +98,21 @@ def as_tensor(x):
     return ops.reshape(x, ops.shape(x))
 
 
+def loop_in_turn(condition, body, state):
+    """`ops.while_loop` whose rounds do not overlap.
+
+    TensorFlow begins up to ten at once, as far as they do not wait for one another, and holds what each of them makes.
+
+    Args: see `keras.ops.while_loop`; state: tuple.
+    Returns: the last state.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return ops.while_loop(condition, body, state)
+    import tensorflow as tf
+
+    return tf.while_loop(condition, body, state, parallel_iterations=1)
+
+
 def replica_context():
     """TensorFlow's replica context where several replicas run in step, else None."""
     if keras.backend.backend() != "tensorflow":

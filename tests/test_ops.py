@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from keras import ops
 
-from simretro.ops import activation, gelu_for_training, layer_norm_for_training, rotate, take_rows, unit_vectors
+from simretro.ops import (
+    activation,
+    gelu_for_training,
+    layer_norm_for_training,
+    loop_in_turn,
+    rotate,
+    take_rows,
+    unit_vectors,
+)
 from tests.reference.harness import value_and_gradients
 
 pytestmark = pytest.mark.backends
@@ -77,3 +85,21 @@ def test_rotate_turns_each_pair_by_its_angle():
     turned = ops.convert_to_numpy(rotate(ops.convert_to_tensor(x), np.array([[3]], "int32")))[0, 0, 0]
     slow = 3 * 10000 ** (-2 / 4)
     np.testing.assert_allclose(turned, [math.cos(3), math.sin(3), math.cos(slow), math.sin(slow)], atol=1e-6)
+
+
+def test_loop_in_turn_is_a_loop():
+    index, total = loop_in_turn(lambda i, _: i < 5, lambda i, total: (i + 1, total + i), (ops.zeros((), "int32"),) * 2)
+    assert (int(index), int(total)) == (5, 10)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="other backends run no two rounds at once")
+def test_rounds_of_the_loop_do_not_overlap():
+    import tensorflow as tf
+
+    @tf.function
+    def add_up(x):
+        return loop_in_turn(lambda i, _: i < 6, lambda i, total: (i + 1, total + x), (tf.constant(0), x))
+
+    operations = add_up.get_concrete_function(tf.constant(1.0)).graph.get_operations()
+    loops = [operation for operation in operations if operation.type in ("While", "StatelessWhile")]
+    assert [loop.get_attr("parallel_iterations") for loop in loops] == [1]

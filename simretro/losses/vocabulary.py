@@ -3,7 +3,7 @@
 from keras import ops
 
 from simretro.losses.scores import HIDDEN_SCORE
-from simretro.ops import as_tensor
+from simretro.ops import as_tensor, loop_in_turn
 
 
 def fused_cross_entropy(hidden, table, bias, labels, normalizer=None, chunk_size=1024, training=True):
@@ -87,21 +87,19 @@ def _fused_cross_entropy(hidden, table, bias, labels, counted, chunk_size, with_
             d_bias = d_bias + ops.matmul(ops.transpose(scale), ops.cast(exponentials, "float32"))[0]
         return i + 1, totals, d_rows, d_table, d_bias
 
-    state = (
-        ops.convert_to_tensor(0, "int32"),
-        ops.zeros((2,), "float32"),
-        ops.zeros(ops.shape(rows) if with_gradient else (1, 1), "float32"),
-        ops.zeros(ops.shape(table) if with_gradient else (1, 1), "float32"),
-        ops.zeros_like(bias),
-    )
-    _, totals, d_rows, d_table, d_bias = ops.while_loop(lambda i, *_: i < num_chunks, body, state)
+    d_rows, d_table, d_bias = ops.zeros((1, 1)), ops.zeros((1, 1)), ops.zeros_like(bias)
+    if with_gradient:
+        # The gradient by a logit is softmax - one_hot(label); the second part touches one row of the table per label.
+        # The sums begin with it: behind the loop it would be one more array of the table's size, and so the difference.
+        weighted = ops.cast(rows, "float32") * weights[:, None]
+        d_rows = ops.zeros(ops.shape(rows), "float32")
+        d_table = -ops.segment_sum(weighted, targets, num_segments=table.shape[0])
+        d_bias = -ops.segment_sum(weights, targets, num_segments=table.shape[0])
+    state = ops.convert_to_tensor(0, "int32"), ops.zeros((2,), "float32"), d_rows, d_table, d_bias
+    _, totals, d_rows, d_table, d_bias = loop_in_turn(lambda i, *_: i < num_chunks, body, state)
     if not with_gradient:
         return totals, None
-    # The gradient by a logit is softmax - one_hot(label); the second part touches one row of the table per label.
     d_rows = d_rows - ops.cast(ops.take(matrix, targets, axis=0), "float32") * weights[:, None]
-    weighted = ops.cast(rows, "float32") * weights[:, None]
-    d_table = d_table - ops.segment_sum(weighted, targets, num_segments=table.shape[0])
-    d_bias = d_bias - ops.segment_sum(weights, targets, num_segments=table.shape[0])
     return totals, (ops.cast(d_rows[:num_rows], hidden.dtype), ops.cast(d_table, table.dtype), d_bias)
 
 
@@ -198,7 +196,7 @@ def _in_chunks(compute, inputs, shapes, dtypes, total, chunk_size):
         return (i + 1, total + addition, *outputs)
 
     state = (ops.convert_to_tensor(0, "int32"), ops.convert_to_tensor(total, "float32"), *outputs)
-    _, total, *outputs = ops.while_loop(lambda i, *_: i < num_chunks, body, state)
+    _, total, *outputs = loop_in_turn(lambda i, *_: i < num_chunks, body, state)
     return [output[:num_rows] for output in outputs], total
 
 
