@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from simretro.ops import loop_in_turn
+
 
 def cached_gradients(model, x, normalizers, chunk_rows: int):
     """Loss of a batch and its gradients, while no more than some rows go through the network at a time.
@@ -56,7 +58,7 @@ def _outputs_of_chunks(model, x, chunk_rows):
         outputs = tf.nest.flatten(model.row_outputs(_rows(x, i, chunk_rows), training=True))
         return i + 1, tuple(array.write(i, t) for array, t in zip(arrays, outputs, strict=True))
 
-    _, arrays = tf.while_loop(lambda i, _: i < size, forward, (1, arrays), parallel_iterations=1)
+    _, arrays = loop_in_turn(lambda i, _: i < size, forward, (1, arrays))
     return tf.nest.pack_sequence_as(first, [array.concat() for array in arrays])
 
 
@@ -79,7 +81,7 @@ def _through_chunks(model, x, chunk_rows, by_output, variables, by_variable):
         reached[:] = [known or gradient is not None for known, gradient in zip(reached, new, strict=True)]
         return i + 1, tuple(a if b is None else a + b for a, b in zip(sums, new, strict=True))
 
-    _, sums = tf.while_loop(lambda i, _: i < size, backward, (0, tuple(start)), parallel_iterations=1)
+    _, sums = loop_in_turn(lambda i, _: i < size, backward, (0, tuple(start)))
     return [gradient if known else None for gradient, known in zip(sums, reached, strict=True)]
 
 

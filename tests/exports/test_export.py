@@ -100,6 +100,7 @@ def test_saved_model_needs_neither_simretro_nor_keras(tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+@pytest.mark.backends
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="there it works")
 def test_saved_model_names_the_backend(tmp_path):
     with pytest.raises(NotImplementedError, match=keras.backend.backend()):
