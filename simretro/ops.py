@@ -1,11 +1,12 @@
 """Small tensor functions that every room may use; they run on all Keras backends."""
 
 import math
-from functools import partial
+from functools import partial, wraps
 
 import keras
 from keras import ops
 
+_LEAST_COMPILED = 128  # width
 _GELU_TANH = {"gelu_new", "gelu_tanh", "gelu_pytorch_tanh", "gelu_fast"}
 
 
@@ -27,7 +28,11 @@ def activation(name):
 
 
 def _exact_gelu(x):
-    return ops.gelu(x, approximate=False)
+    if keras.backend.backend() != "tensorflow":
+        return ops.gelu(x, approximate=False)
+    # Theirs takes the complementary error function, which has no vector instructions: four times as long in bfloat16.
+    wide = ops.cast(x, "float32")
+    return ops.cast(wide * _normal_cdf(wide), x.dtype)
 
 
 def gelu_for_training(x):
@@ -35,18 +40,18 @@ def gelu_for_training(x):
 
     Left to automatic differentiation, TensorFlow keeps three more tensors of the size of `x`, the widest there is in a
     transformer: a sixth of the memory of a training step.
+
+    Args:
+        x: float tensor.
+    Returns: as `x`; computed in float32.
     """
 
     @ops.custom_gradient
     def gelu(x):
         def gradient(*args, upstream=None):
-            upstream = args[0] if upstream is None else upstream
-            wide = ops.cast(x, "float32")
-            cdf = 0.5 * ops.erf(wide * 0.5**0.5) + 0.5
-            pdf = ops.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
-            return ops.cast(ops.cast(upstream, "float32") * (cdf + wide * pdf), x.dtype)
+            return _gelu_gradient(x, args[0] if upstream is None else upstream)
 
-        return ops.gelu(x, approximate=False), gradient
+        return _gelu_value(x), gradient
 
     return gelu(x)
 
@@ -63,30 +68,80 @@ def layer_norm_for_training(x, gamma, beta, epsilon):
     Returns: as `x`; computed in float32.
     """
 
-    def statistics(x):
-        mean = ops.mean(x, axis=-1, keepdims=True)
-        centred = x - mean
-        return mean, ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
-
     @ops.custom_gradient
     def normalize(x, gamma, beta):
-        wide = ops.cast(x, "float32")
-        mean, scale = statistics(wide)
-        y = (wide - mean) * scale * ops.cast(gamma, "float32") + ops.cast(beta, "float32")
+        y, mean, scale = _layer_norm_value(x, gamma, beta, epsilon)
 
         def gradient(*args, upstream=None):
-            upstream = ops.cast(args[0] if upstream is None else upstream, "float32")
-            hat = (ops.cast(x, "float32") - mean) * scale
-            rows = tuple(range(len(x.shape) - 1))
-            d_gamma, d_beta = ops.sum(upstream * hat, axis=rows), ops.sum(upstream, axis=rows)
-            d_hat = upstream * ops.cast(gamma, "float32")
-            mean_of = partial(ops.mean, axis=-1, keepdims=True)
-            d_x = scale * (d_hat - mean_of(d_hat) - hat * mean_of(d_hat * hat))
-            return ops.cast(d_x, x.dtype), ops.cast(d_gamma, gamma.dtype), ops.cast(d_beta, beta.dtype)
+            return _layer_norm_gradient(x, gamma, beta, mean, scale, args[0] if upstream is None else upstream)
 
-        return ops.cast(y, x.dtype), gradient
+        return y, gradient
 
     return normalize(x, as_tensor(gamma), as_tensor(beta))
+
+
+def _one_loop(function):
+    """The function, on TensorFlow without an accelerator compiled by XLA, which makes one loop of it.
+
+    TensorFlow's own operations go through memory one after the other, in bfloat16 without vector instructions: a GELU
+    of theirs takes longer than the matrix product before it. On accelerators Keras compiles whole steps itself; on
+    CPUs it does not, since there XLA's matrix products are the slow ones. Narrow tensors stay as they are: each new
+    shape costs a tenth of a second for its compilation.
+
+    Args:
+        function: tensors, the first one (..., D), to tensors; of elements and means of rows, without products.
+    """
+    compiled = []
+
+    @wraps(function)
+    def call(x, *others):
+        if keras.backend.backend() != "tensorflow" or x.shape[-1] < _LEAST_COMPILED:
+            return function(x, *others)
+        if not compiled:
+            import tensorflow as tf
+
+            only_cpu = {device.device_type for device in tf.config.list_physical_devices()} == {"CPU"}
+            compiled.append(tf.function(function, autograph=False, jit_compile=True) if only_cpu else function)
+        return compiled[0](x, *others)
+
+    return call
+
+
+_gelu_value = _one_loop(_exact_gelu)
+
+
+@_one_loop
+def _gelu_gradient(x, upstream):
+    wide = ops.cast(x, "float32")
+    pdf = ops.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
+    return ops.cast(ops.cast(upstream, "float32") * (_normal_cdf(wide) + wide * pdf), x.dtype)
+
+
+def _normal_cdf(x):
+    return 0.5 * (ops.erf(x * 0.5**0.5) + 1.0)
+
+
+@_one_loop
+def _layer_norm_value(x, gamma, beta, epsilon):
+    """(y, and float32 (..., 1) each the mean and what the differences to it are multiplied by)."""
+    wide = ops.cast(x, "float32")
+    mean = ops.mean(wide, axis=-1, keepdims=True)
+    centred = wide - mean
+    scale = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
+    y = centred * scale * ops.cast(gamma, "float32") + ops.cast(beta, "float32")
+    return ops.cast(y, x.dtype), mean, scale
+
+
+@_one_loop
+def _layer_norm_gradient(x, gamma, beta, mean, scale, upstream):
+    upstream = ops.cast(upstream, "float32")
+    hat = (ops.cast(x, "float32") - mean) * scale
+    rows = tuple(range(len(x.shape) - 1))
+    d_gamma, d_beta = ops.sum(upstream * hat, axis=rows), ops.sum(upstream, axis=rows)
+    d_hat = upstream * ops.cast(gamma, "float32")
+    mean_of = partial(ops.mean, axis=-1, keepdims=True)
+    d_x = scale * (d_hat - mean_of(d_hat) - hat * mean_of(d_hat * hat))
+    return ops.cast(d_x, x.dtype), ops.cast(d_gamma, gamma.dtype), ops.cast(d_beta, beta.dtype)
 
 
 def as_tensor(x):
@@ -165,13 +220,13 @@ def rotate(x, positions):
     Returns: as `x`.
     Reference: Su et al., 2021, https://arxiv.org/abs/2104.09864, eq. 34.
     """
-    head_size = x.shape[-1]
+    head_size, shape = x.shape[-1], ops.shape(x)
     frequencies = ops.exp(
         ops.arange(0, head_size, 2, dtype="float32") * (-9.210340371976184 / head_size)
     )  # 10000^(-2i/D)
     angles = ops.cast(positions, "float32")[:, :, None, None] * frequencies  # (B, T, 1, D/2)
-    sin, cos = ops.cast(ops.sin(angles), x.dtype), ops.cast(ops.cos(angles), x.dtype)
-    shape = ops.shape(x)
-    pairs = ops.reshape(x, (*shape[:-1], head_size // 2, 2))
-    even, odd = pairs[..., 0], pairs[..., 1]
-    return ops.reshape(ops.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1), shape)
+    cos = ops.repeat(ops.cos(angles), 2, axis=-1)
+    sin = ops.repeat(ops.sin(angles), 2, axis=-1) * ops.tile([-1.0, 1.0], head_size // 2)
+    # The other one of each pair in its place. To take pairs apart and to join them again takes four times as long.
+    others = ops.reshape(ops.flip(ops.reshape(x, (*shape[:-1], head_size // 2, 2)), axis=-1), shape)
+    return x * ops.cast(cos, x.dtype) + others * ops.cast(sin, x.dtype)

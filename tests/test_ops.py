@@ -14,7 +14,7 @@ from simretro.ops import (
     take_rows,
     unit_vectors,
 )
-from tests.reference.harness import value_and_gradients
+from tests.reference.harness import to_numpy, value_and_gradients
 
 pytestmark = pytest.mark.backends
 
@@ -32,20 +32,32 @@ def test_gelu_is_exact_unless_the_config_says_tanh():
         activation("nonsense")
 
 
-def test_gradient_of_gelu_is_that_of_its_formula():
-    x = np.linspace(-6, 6, 41).astype("float32")
-    weights = np.cos(np.arange(41)).astype("float32")
-    _, (gradient,) = value_and_gradients(lambda v: ops.sum(ops.multiply(gelu_for_training(v), weights)), [x])
-    cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.astype("float64")])
+# On TensorFlow tensors from 128 on in width go through compiled loops.
+@pytest.mark.parametrize("width", [41, 128])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_gelu_for_training_and_its_gradient_are_those_of_the_formula(width, dtype, tolerance):
+    x = to_numpy(ops.cast(np.linspace(-6, 6, 3 * width).reshape(3, width), dtype))
+    weights = np.cos(np.arange(x.size)).reshape(x.shape).astype("float32")
+
+    def weighted(v):
+        y = gelu_for_training(ops.cast(v, dtype))
+        assert keras.backend.standardize_dtype(y.dtype) == dtype
+        return ops.sum(ops.multiply(ops.cast(y, "float32"), weights))
+
+    value, (gradient,) = value_and_gradients(weighted, [x])
+    cdf = np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x.astype("float64"))
     pdf = np.exp(-0.5 * x.astype("float64") ** 2) / math.sqrt(2 * math.pi)
-    np.testing.assert_allclose(gradient, weights * (cdf + x * pdf), atol=2e-6)
+    np.testing.assert_allclose(to_numpy(gelu_for_training(ops.cast(x, dtype))), x * cdf, atol=4 * tolerance)
+    np.testing.assert_allclose(value, np.sum(weights * x * cdf), atol=40 * tolerance)
+    np.testing.assert_allclose(gradient, weights * (cdf + x * pdf), atol=tolerance)
 
 
+@pytest.mark.parametrize("width", [8, 128])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float16", 2e-2)])
-def test_layer_norm_for_training_equals_the_differentiated_formula(dtype, tolerance):
+def test_layer_norm_for_training_equals_the_differentiated_formula(dtype, tolerance, width):
     rng = np.random.default_rng(0)
-    x, gamma, beta = rng.normal(3, 2, (2, 5, 8)), rng.normal(1, 0.3, 8), rng.normal(0, 0.3, 8)
-    weights = rng.normal(size=(2, 5, 8)).astype("float32")
+    x, gamma, beta = rng.normal(3, 2, (2, 5, width)), rng.normal(1, 0.3, width), rng.normal(0, 0.3, width)
+    weights = rng.normal(size=(2, 5, width)).astype("float32")
 
     def plain(x, gamma, beta):
         centred = x - ops.mean(x, axis=-1, keepdims=True)

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from simretro.data.epochs import EpochDataset
-from simretro.methods import CCP
+from simretro.methods import CCP, ccp_gaps
 from simretro.models import build_transformer_model
-from simretro.training import TrainingCheckpoint
+from simretro.training import PeriodicEvaluation, TrainingCheckpoint
 from simretro.training.state import read_variables, state_variables
 
 CONFIG = {
@@ -130,10 +130,12 @@ def main(folder, replicas):
 
 def _train(options, folder=None, epochs=2, num_batches=6):
     ccp, data = make_ccp(**options), Batches(num_batches)
-    callbacks, first_epoch = [], 0
+    # Of the second one the bank has the texts at the end of the second epoch.
+    held_out = [context_batch(7), context_batch(105, language=1)]
+    callbacks, first_epoch = [PeriodicEvaluation(lambda: ccp_gaps(ccp, held_out), name="gaps")], 0
     if folder:
-        callbacks = [TrainingCheckpoint(folder, data)]
-        first_epoch = callbacks[0].restore(ccp)
+        callbacks.append(TrainingCheckpoint(folder, data))
+        first_epoch = callbacks[-1].restore(ccp)
     history = ccp.fit(data, epochs=epochs, initial_epoch=first_epoch, callbacks=callbacks, verbose=0)
     return dict(history.history), variables_of(ccp)
 

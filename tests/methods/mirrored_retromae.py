@@ -24,7 +24,7 @@ CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "intermediate_size": 64,
+    "intermediate_size": 128,  # wide enough for compiled loops
     "max_position_embeddings": 40,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,

@@ -16,10 +16,12 @@ def test_two_devices_equal_one(tmp_path):
     for name in ("together", "by_target", "cached"):
         (logs, variables), (other_logs, other_variables) = one[name], two[name]
         assert set(logs) == {
-            *("loss", "mlm_loss", "mlm_accuracy", "context_loss", "context_accuracy", "context_chance")
+            *("loss", "mlm_loss", "mlm_accuracy", "context_loss", "context_accuracy", "context_chance"),
+            *(f"gaps_{gap}" for gap in ("mode_gap", "mode_distance", "bank_gap", "bank_drift")),
         }
         for key in logs:
             np.testing.assert_allclose(other_logs[key], logs[key], rtol=2e-4, atol=2e-5, err_msg=f"{name} {key}")
+        assert np.isfinite(logs["gaps_bank_drift"][-1])
         # No entry "name@1": both replicas have the same copy of everything, bank and statistics included.
         assert variables.keys() == other_variables.keys()
         for part in STATE:

@@ -388,6 +388,24 @@ def test_training_lowers_every_loss(mode, tmp_path):
 
 
 @tensorflow_only
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_loops_train_to_the_same_weights(monkeypatch, recompute):
+    """What wide tensors go through, and narrow ones do not, with batches of two shapes."""
+    trained = []
+    for least in (1, 10**9):
+        monkeypatch.setattr("simretro.ops._LEAST_COMPILED", least)
+        keras.utils.set_random_seed(0)
+        config = nb.tiny_config(hidden_dropout_prob=0.2)
+        mae = RetroMAE(build_transformer_model(config, recompute=recompute, **ENCODER), seed=0)
+        mae.compile(keras.optimizers.SGD(0.1))
+        for rows in (len(LENGTHS), 2, len(LENGTHS)):
+            mae.train_on_batch(batch_of(config, lengths=LENGTHS[:rows], seed=4))
+        trained.append([to_numpy(variable) for variable in mae.trainable_variables])
+    for compiled, plain in zip(*trained, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+@tensorflow_only
 def test_recomputing_trains_to_the_same_weights():
     """In the graph, where what looks alike is merged, with dropout: variables' gradients, the decoder's too."""
     trained = []
