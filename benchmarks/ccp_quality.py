@@ -20,7 +20,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from common import add_result, read_results
+from common import RESULTS, add_result, read_results
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import cross_lingual
@@ -81,7 +81,7 @@ def parse_arguments():
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--dtype", default="mixed_bfloat16", choices=["float32", "mixed_bfloat16"])
     parser.add_argument("--pooling", default="mean", choices=["mean", "cls"])
-    parser.add_argument("--results", type=Path, default=Path("ccp_quality.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS / "ccp_quality.jsonl")
     parser.add_argument("--record", action="store_true", help="append the tables to RESULTS.md")
     return parser.parse_args()
 

@@ -352,6 +352,8 @@ def _tell(text):
 
 # Runs of hours, kept one by one
 
+RESULTS = Path(__file__).with_name("results")
+
 
 def read_results(path, settings, *names):
     """Results of runs that were written with `add_result`: {their values of `names`: result}.
@@ -373,8 +375,18 @@ def read_results(path, settings, *names):
 
 def add_result(path, result):
     """Keeps the result of a run at once, so that a benchmark that is stopped goes on behind it."""
+    path.parent.mkdir(exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(result) + "\n")
+        file.write(json.dumps(_rounded(result), separators=(",", ":")) + "\n")
+
+
+def _rounded(value):
+    """The same with four decimals, more than any table has."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 # bert4torch, for the two benchmarks that know it

@@ -1,6 +1,6 @@
 """What pre-training buys: the same fine-tuning from encoders that were pre-trained differently, on test queries.
 
-usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--seconds 200] [--seeds 0 1 2] [--record]
+usage: python benchmarks/retromae_quality.py --collections cranfield med npl [--seconds 150] [--seeds 0 1 2] [--record]
        each collection is a folder as BEIR has them, with qrels/train.tsv, dev.tsv and test.tsv
 
 For each collection and seed a network of 4x256 with a vocabulary learnt from the documents is pre-trained on them, with
@@ -9,7 +9,8 @@ same steps for all); of --checks moments the best on the dev queries is measured
 the same network fine-tuned without pre-training. With --init it starts from a checkpoint, which wants AdamW
 and lower rates, and one of that shape with new weights is fine-tuned as long at the rate --new-rate. Results are means
 over seeds and queries; the interval of a mean is a bootstrap over queries, of values averaged over the seeds. Each run
-is written to --results at once; runs that are there are not repeated, so it can be stopped and started again.
+is written to --results at once; runs that are there are not repeated, so it can be stopped and started again. Those of
+the table in RESULTS.md lie in results/.
 Keras on TensorFlow keeps a gigabyte for each run: for many, one process for each seed and collection.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from common import add_result, read_results
+from common import RESULTS, add_result, read_results
 
 from simretro import BiEncoder, MaskedDocuments, QueryPassages, RetroMAE, build_transformer_model, train_wordpiece
 from simretro.data import queries_of_collection
@@ -81,7 +82,7 @@ class Deadline(keras.callbacks.Callback):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collections", type=Path, nargs="+", required=True)
-    parser.add_argument("--seconds", type=float, default=200, help="processor time of a pre-training")
+    parser.add_argument("--seconds", type=float, default=150, help="processor time of a pre-training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES)[:4], choices=list(OBJECTIVES))
     parser.add_argument("--mask-rate", type=float, default=0.3, help="of the encoder")
@@ -96,7 +97,7 @@ def parse_arguments():
     parser.add_argument("--init", help="checkpoint to start from, in place of new weights")
     parser.add_argument("--pooling", default="mean", choices=["cls", "mean"], help="of pre-training and retriever")
     parser.add_argument("--dtype", default="mixed_bfloat16", choices=["float32", "mixed_bfloat16"])
-    parser.add_argument("--results", type=Path, default=Path("retromae_quality.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS / "retromae_quality.jsonl")
     parser.add_argument("--record", action="store_true", help="append the table to RESULTS.md")
     return parser.parse_args()
 
