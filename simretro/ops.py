@@ -225,8 +225,9 @@ def rotate(x, positions):
         ops.arange(0, head_size, 2, dtype="float32") * (-9.210340371976184 / head_size)
     )  # 10000^(-2i/D)
     angles = ops.cast(positions, "float32")[:, :, None, None] * frequencies  # (B, T, 1, D/2)
-    cos = ops.repeat(ops.cos(angles), 2, axis=-1)
-    sin = ops.repeat(ops.sin(angles), 2, axis=-1) * ops.tile([-1.0, 1.0], head_size // 2)
+    cos, sin = ops.cos(angles), ops.sin(angles)
+    cos = ops.repeat(cos, 2, axis=-1)
+    sin = ops.reshape(ops.stack([-sin, sin], axis=-1), ops.shape(cos))
     # The other one of each pair in its place. To take pairs apart and to join them again takes four times as long.
     others = ops.reshape(ops.flip(ops.reshape(x, (*shape[:-1], head_size // 2, 2)), axis=-1), shape)
     return x * ops.cast(cos, x.dtype) + others * ops.cast(sin, x.dtype)
