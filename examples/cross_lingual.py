@@ -130,7 +130,7 @@ def describe_rotations(calibrator: CrossLingualCalibrator) -> str:
     """A line on which languages are rotated, and how far two halves of the data agreed on it."""
     told = [
         f"{language} {'' if report['applied'] else 'not '}rotated ({report['agreement']:.2f}, "
-        f"{report['relative_agreement']:.2f} of the highest possible)"
+        f"{report['relative_agreement']:.2f} of what is possible)"
         for language, report in calibrator.reports_.items()
     ]
     return f"onto {calibrator.pivot_}, by the agreement of halves of the data: {', '.join(told) or 'no rotation'}"

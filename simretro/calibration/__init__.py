@@ -3,12 +3,20 @@
 from simretro.calibration.adversary import adversarial_map
 from simretro.calibration.calibrator import CrossLingualCalibrator
 from simretro.calibration.csls import csls_neighbors, csls_pairs, neighborhood_cosines
-from simretro.calibration.rotation import Rotation, highest_agreement, procrustes, refine, split_half_agreement
+from simretro.calibration.rotation import (
+    Rotation,
+    chance_agreement,
+    highest_agreement,
+    procrustes,
+    refine,
+    split_half_agreement,
+)
 
 __all__ = [
     "CrossLingualCalibrator",
     "Rotation",
     "adversarial_map",
+    "chance_agreement",
     "csls_neighbors",
     "csls_pairs",
     "highest_agreement",

@@ -25,8 +25,9 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
     though text on the same subjects in all languages helps the rotation a great deal. Each language is rotated onto
     the pivot; from language i to j the maps are composed through it, `W_ip @ W_jp.T`.
 
-    A rotation learned without pairs can be wrong, and then it is worse than none. So it is learned on two halves of the
-    data too, and where these disagree the language is left with shift and scale, and a warning says so.
+    A rotation learned without pairs can be wrong, and then it is worse than none. So it leaves the identity only as far
+    as its pairs are a reason to (`identity_weight`); and it is learned on two halves of the data too, and where these
+    disagree the language is left with shift and scale, and a warning says so.
 
     Args:
         shift: bool; subtracts the mean of the language.
@@ -39,10 +40,16 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
         csls_k: int, neighbours in CSLS.
         mutual: bool; False takes the nearest target of every source vector, as MUSE's program does by default.
         n_refine: int, turns of refinement; 0 only with a dictionary.
-        min_agreement: float, least agreement of the halves' maps: mean cosine of a vector under the one and the other.
-        min_relative_agreement: float, least share of the agreement that halves have where no pair is in doubt; unlike
-            the other it does not fall with the number of dimensions. On help pages in eight languages (TF-IDF and SVD,
-            100 and 256 dimensions) rotating helped above 0.86, mostly did harm below 0.75, and either in between.
+        identity_weight: float >= 0, for `rotate="procrustes"` without a dictionary: how much speaks for leaving vectors
+            where they are, in pairs along each axis that lie where their partners lie (see `procrustes`). Of the pairs
+            found some are wrong, and one encoder's languages are near each other. On help pages in eight languages
+            (TF-IDF and SVD, 100 and 256 dimensions, 600 and 2,500 texts) 2 to 8 were best.
+        min_agreement: float or None, least agreement of the halves' maps, learned with a weight of 0: mean cosine of a
+            vector under the one and the other. None = 0.15, or 0.3 for maps that no weight holds.
+        min_relative_agreement: float or None, how much of the way from chance, the agreement after turning a language
+            at random, to the agreement of halves with the pairs of the final map. On those pages rotating brought 3 to
+            16 points from 0.3 on; below, where it was negative nearly always, -1 to 2. None = 0.25, or 0.5 for maps
+            that no weight holds.
         max_vectors: int, vectors of a language that the rotation is learned from, drawn at random; time grows with the
             square.
         n_starts: int, adversarial maps of which the one with the best agreement is kept.
@@ -64,9 +71,8 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
     def __init__(
         self, shift: bool = True, scale: str | None = "std", rotate: str | None = "procrustes",
         pivot: str | None = None, *, csls_k: int = 10, mutual: bool = True, n_refine: int = 5,
-        min_agreement: float = 0.3, min_relative_agreement: float = 0.8,
-        max_vectors: int = 10_000, n_starts: int = 3, adversarial: dict | None = None,
-        random_state: int = 0,
+        identity_weight: float = 4.0, min_agreement: float | None = None, min_relative_agreement: float | None = None,
+        max_vectors: int = 10_000, n_starts: int = 3, adversarial: dict | None = None, random_state: int = 0,
     ):  # fmt: skip
         self.shift = shift
         self.scale = scale
@@ -75,6 +81,7 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
         self.csls_k = csls_k
         self.mutual = mutual
         self.n_refine = n_refine
+        self.identity_weight = identity_weight
         self.min_agreement = min_agreement
         self.min_relative_agreement = min_relative_agreement
         self.max_vectors = max_vectors
@@ -216,13 +223,19 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
                 seeds = self._scaled(seeds[0], language, 3), self._scaled(seeds[1], self.pivot_, 3)
             source, rng = samples[language]
             rotation, self.reports_[language] = learn_rotation(
-                source, target, self.rotate, seeds, rng, min_agreement=self.min_agreement,
-                min_relative_agreement=self.min_relative_agreement, n_starts=self.n_starts,
-                adversarial=self.adversarial or {}, csls_k=self.csls_k, mutual=self.mutual, n_refine=self.n_refine,
+                source, target, self.rotate, seeds, rng, **self._least_agreements(), n_starts=self.n_starts,
+                adversarial=self.adversarial or {}, identity_weight=self.identity_weight, csls_k=self.csls_k,
+                mutual=self.mutual, n_refine=self.n_refine,
             )  # fmt: skip
             if rotation is not None:
                 self.rotations_[language] = rotation
         self._warn_of_fallbacks()
+
+    def _least_agreements(self):
+        """What was given, or what suits maps that are held near the identity, or those that are not."""
+        held = self.rotate == "procrustes" and self.identity_weight > 0
+        least = {"min_agreement": 0.15 if held else 0.3, "min_relative_agreement": 0.25 if held else 0.5}
+        return {name: value if getattr(self, name) is None else getattr(self, name) for name, value in least.items()}
 
     def _warn_of_fallbacks(self):
         refused = {language: report for language, report in self.reports_.items() if not report["applied"]}
@@ -231,14 +244,14 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
         reasons = []
         for language, report in refused.items():
             if "agreement" in report:
-                agreements = f"{report['agreement']:.2f}, {report['relative_agreement']:.2f} of the highest possible"
+                agreements = f"{report['agreement']:.2f}, {report['relative_agreement']:.2f} of what is possible"
                 reason = f"halves agree by {agreements}, {report['num_pairs']} pairs"
             else:
                 reason = "pairs held out are not found sooner with a rotation than without, or there is only one pair"
             reasons.append(f"{language} ({reason}, {self.counts_[language]} vectors)")
         warn(
             f"Not rotated onto {self.pivot_}, only shift and scale are applied: {'; '.join(reasons)}. Required are "
-            f"{self.min_agreement} and {self.min_relative_agreement}. More vectors, text on the same subjects or a "
+            f"{' and '.join(map(str, self._least_agreements().values()))}. More vectors, text on the same subjects or a "
             "`dictionary` may help."
         )
 
@@ -322,6 +335,8 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
             raise ValueError(f'`rotate` must be "procrustes", "adversarial" or None; received {self.rotate!r}.')
         for name, least in (("csls_k", 1), ("n_refine", 0), ("max_vectors", 4), ("n_starts", 1), ("random_state", 0)):
             check_int(name, getattr(self, name), least)
+        if not 0 <= self.identity_weight < float("inf"):
+            raise ValueError(f"`identity_weight` must be at least 0; received {self.identity_weight!r}.")
         if dictionary and self.rotate != "procrustes":
             raise ValueError(f'`dictionary` needs `rotate="procrustes"`; received {self.rotate!r}.')
         if self.rotate is not None and not self.n_refine and not dictionary:

@@ -4,14 +4,24 @@ import numpy as np
 
 from simretro.calibration.adversary import adversarial_map
 from simretro.calibration.csls import partner_ranks
-from simretro.calibration.rotation import Rotation, highest_agreement, procrustes, refine, split_half_agreement
+from simretro.calibration.rotation import (
+    Rotation,
+    chance_agreement,
+    highest_agreement,
+    procrustes,
+    refine,
+    split_half_agreement,
+)
 
 _FOLDS = 4
+# Where chance leaves less room than this, as in four dimensions, the rest counts as so much.
+_LEAST_ROOM = 0.05
 
 
 def learn_rotation(
     source: np.ndarray, target: np.ndarray, method: str, seeds, rng: np.random.Generator, *,
-    min_agreement: float, min_relative_agreement: float, n_starts: int, adversarial: dict, **refinement,
+    min_agreement: float, min_relative_agreement: float, n_starts: int, adversarial: dict,
+    identity_weight: float = 0.0, **refinement,
 ) -> tuple[np.ndarray | None, dict]:  # fmt: skip
     """Learns the map of `source` onto `target` and judges it.
 
@@ -21,19 +31,24 @@ def learn_rotation(
         seeds: None, or two arrays (P, d) of known pairs.
         rng: draws splits and seeds.
         min_agreement: float, least split-half agreement of a map that was learned without pairs.
-        min_relative_agreement: float, the same as a share of the highest possible.
+        min_relative_agreement: float, the same as a share of what is possible, both counted from chance.
         n_starts: int, adversarial maps to choose from.
         adversarial: dict, further arguments of `adversarial_map`.
+        identity_weight: float, of the map that starts from the identity, see `procrustes`. What the halves agree on is
+            judged without it, or they would agree on the identity.
         refinement: csls_k, mutual, n_refine of `refine`.
     Returns: the map, float64 (d, d), or None where the judgement is against it; and the report, see
         `CrossLingualCalibrator.reports_`.
     """
     if seeds is not None:
         return _from_dictionary(source, target, seeds, rng, refinement)
-    learn = _from_identity if method == "procrustes" else _adversarial
-    rotation, agreement = learn(source, target, rng, refinement, n_starts, adversarial)
-    highest = highest_agreement(rotation, source, rng)
-    relative = agreement / highest if highest > 0 else 0.0
+    if method == "procrustes":
+        rotation, agreement = _from_identity(source, target, rng, refinement, identity_weight)
+    else:
+        rotation, agreement = _adversarial(source, target, rng, refinement, n_starts, adversarial)
+    chance = chance_agreement(_refined_identity(refinement), source, target, rng)
+    room = highest_agreement(rotation, source, rng) - chance
+    relative = (agreement - chance) / max(room, _LEAST_ROOM)
     report = {
         "method": method, "applied": agreement >= min_agreement and relative >= min_relative_agreement,
         "agreement": agreement, "relative_agreement": relative, "num_pairs": rotation.num_pairs,
@@ -45,12 +60,13 @@ def _identity(dimension):
     return Rotation.start(np.eye(dimension), determined=False)
 
 
-def _from_identity(source, target, rng, refinement, n_starts, adversarial):
-    def learn(source, target):
-        return refine(source, target, _identity(source.shape[1]), **refinement)
+def _refined_identity(refinement):
+    return lambda source, target: refine(source, target, _identity(source.shape[1]), **refinement)
 
-    agreement, _ = split_half_agreement(learn, source, target, rng)
-    return learn(source, target), agreement
+
+def _from_identity(source, target, rng, refinement, identity_weight):
+    agreement, _ = split_half_agreement(_refined_identity(refinement), source, target, rng)
+    return _refined_identity(refinement | {"identity_weight": identity_weight})(source, target), agreement
 
 
 def _adversarial(source, target, rng, refinement, n_starts, options):

@@ -40,17 +40,21 @@ class Rotation(NamedTuple):
         return cls(matrix, matrix if determined else np.zeros_like(matrix), (none, none))
 
 
-def procrustes(source: np.ndarray, target: np.ndarray) -> Rotation:
-    """The orthogonal W with the least sum of squares of `source @ W - target`.
+def procrustes(source: np.ndarray, target: np.ndarray, identity_weight: float = 0.0) -> Rotation:
+    """The orthogonal W with the least sum of squares of `source @ W - target` and `identity_weight * (W - I)`.
 
-    Fewer pairs than dimensions leave W open in some directions: there it is as near to the identity as it can be.
+    With a weight of 0, fewer pairs than dimensions leave W open in some directions: there it is as near to the identity
+    as it can be. With a greater one, W leaves the identity as far as the pairs are a reason to: the weight counts as so
+    many pairs along each axis that lie where their partners lie.
 
     Args:
         source, target: numbers (P, d), row i of the one belongs to row i of the other; P may be 0.
+        identity_weight: float >= 0; the squares of `W - I` count so often.
     Returns: a `Rotation`.
     Reference: Schönemann, 1966, https://doi.org/10.1007/BF02289451
     """
-    left, sizes, right = np.linalg.svd(np.asarray(source, "float64").T @ np.asarray(target, "float64"))
+    products = np.asarray(source, "float64").T @ np.asarray(target, "float64")
+    left, sizes, right = np.linalg.svd(products + identity_weight * np.eye(len(products)))
     known = sizes > _RANK_TOLERANCE * sizes[0] if sizes[0] > 0 else np.zeros(len(sizes), bool)
     determined = left[:, known] @ right[known]
     open_left, open_right = left[:, ~known], right[~known]
@@ -61,7 +65,8 @@ def procrustes(source: np.ndarray, target: np.ndarray) -> Rotation:
 
 
 def refine(
-    source: np.ndarray, target: np.ndarray, start: Rotation, *, seeds=None, csls_k=10, mutual=True, n_refine=5
+    source: np.ndarray, target: np.ndarray, start: Rotation, *,
+    seeds=None, csls_k=10, mutual=True, n_refine=5, identity_weight=0.0,
 ) -> Rotation:  # fmt: skip
     """Turn by turn: pairs by CSLS under the present map, then the map by Procrustes from these pairs.
 
@@ -71,6 +76,7 @@ def refine(
         seeds: None, or two arrays (P, d) of known pairs, which take part in every turn.
         csls_k, mutual: see `csls_pairs`.
         n_refine: int, turns at most; fewer if the pairs stay the same or if there are none.
+        identity_weight: see `procrustes`.
     Returns: a `Rotation`.
     """
     rotation, before = start, None
@@ -81,7 +87,7 @@ def refine(
         left, right = source[pairs[:, 0]], target[pairs[:, 1]]
         if seeds is not None:
             left, right = np.concatenate([left, seeds[0]]), np.concatenate([right, seeds[1]])
-        rotation, before = procrustes(left, right), pairs
+        rotation, before = procrustes(left, right, identity_weight), pairs
     return rotation
 
 
@@ -134,6 +140,22 @@ def highest_agreement(
             _agreement(source, *(procrustes(*(side[order[half::2]] for side in rotation.pairs)) for half in (0, 1)))
         )
     return float(np.mean(agreements))
+
+
+def chance_agreement(
+    learn: Callable, source: np.ndarray, target: np.ndarray, rng: np.random.Generator, num_splits: int = 2
+) -> float:  # fmt: skip
+    """The `split_half_agreement` of a hopeless case: of the same data, its source turned at random.
+
+    Maps of halves that start at one place and rest on few pairs are alike to some degree whatever the data. Turned at
+    random, a source has lost the nearness to its target that refinement needs, and nothing else.
+
+    Args: as of `split_half_agreement`.
+    Returns: float.
+    """
+    turn, _ = np.linalg.qr(rng.standard_normal((source.shape[1],) * 2))
+    agreement, _ = split_half_agreement(learn, (source @ turn).astype(source.dtype), target, rng, num_splits)
+    return agreement
 
 
 def _agreement(source, one, two):

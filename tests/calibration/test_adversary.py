@@ -74,7 +74,7 @@ def test_the_calibrator_takes_the_adversary_and_its_settings():
     rotation = random_rotation(3, rng, 0.5)
     X = {"en": lopsided(300, rng), "xx": lopsided(300, rng) @ rotation}
     calibrator = CrossLingualCalibrator(
-        False, None, "adversarial", "en", n_starts=1, adversarial=TINY, min_relative_agreement=0.0
+        False, None, "adversarial", "en", n_starts=1, adversarial=TINY, min_relative_agreement=-9
     )
     calibrator.fit(X)
     assert calibrator.reports_["xx"]["method"] == "adversarial"
@@ -100,7 +100,7 @@ def test_thirty_points_fit_and_a_failure_is_told(dimension, related):
         calibrator.fit(X)
     report = calibrator.reports_["zh"]
     assert report["method"] == "adversarial" and 0 <= report["agreement"] <= 1
-    sure = report["agreement"] >= 0.3 and report["relative_agreement"] >= 0.8
+    sure = report["agreement"] >= 0.3 and report["relative_agreement"] >= 0.5
     assert report["applied"] == ("zh" in calibrator.rotations_) == sure == related
     told = [str(one.message) for one in caught if "Not rotated onto en" in str(one.message)]
     assert len(told) == (not sure)

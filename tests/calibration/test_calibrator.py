@@ -184,6 +184,39 @@ def test_failure_is_shown_and_falls_back(count, dimension):
     np.testing.assert_array_equal(calibrator.transform(X["ja"], "ja", to="en"), calibrator.transform(X["ja"], "ja"))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_few_and_doubtful_pairs_do_less_harm_with_the_weight_of_the_identity(seed):
+    """Languages turned a little, of which each says some of the same: a map of 32 dimensions from 300 sentences."""
+    rng = np.random.default_rng(seed)
+    said, said_too, test = (meanings(count, 32, rng) for count in (200, 200, 400))
+    rotation = random_rotation(32, rng, 0.3)
+
+    def heard(meanings):
+        return meanings @ rotation + 1.6 * rng.standard_normal(meanings.shape)
+
+    X = {"en": np.concatenate([said, said_too[:100]]), "de": heard(np.concatenate([said, said_too[100:]]))}
+    german = heard(test)
+    found = {}
+    for weight in (0, 4):
+        calibrator = CrossLingualCalibrator(
+            scale=None, pivot="en", identity_weight=weight, min_agreement=-9, min_relative_agreement=-9
+        ).fit(X)
+        english = calibrator.transform(test, "en")
+        found[weight] = top1(calibrator.transform(german, "de"), english)
+    shifted = top1(calibrator.transform(german, "de", upto="shift"), english)
+    assert max(found[0], shifted) + 0.01 < found[4]
+
+
+def test_each_kind_of_map_has_the_limits_that_suit_it(world):
+    agreements = [(0.15, 0.25), (0.3, 0.5), (0.3, 0.5), (0.2, 0.5), (0.15, 0.1)]
+    options = [{}, {"identity_weight": 0}, {"rotate": "adversarial"}]
+    options += [{"identity_weight": 0, "min_agreement": 0.2}, {"min_relative_agreement": 0.1}]
+    for settings, expected in zip(options, agreements, strict=True):
+        assert tuple(CrossLingualCalibrator(**settings)._least_agreements().values()) == expected
+    with pytest.raises(ValueError, match=r"`identity_weight` must be at least 0; received -1"):
+        CrossLingualCalibrator(identity_weight=-1).fit(world[0])
+
+
 def test_thirty_sentences_are_too_few_to_trust():
     """The same thirty points in more dimensions, turned: pairs may be right, but they do not determine the map."""
     rng = np.random.default_rng(0)
@@ -462,7 +495,7 @@ def test_a_refused_fit_changes_nothing(X, options, message):
     assert vars(fresh) == fresh.get_params()
     with pytest.raises(NotFittedError):
         fresh.transform(np.eye(4), "en")
-    fitted = CrossLingualCalibrator(pivot="en").fit(GOOD, fingerprint="abc")
+    fitted = CrossLingualCalibrator(pivot="en", min_relative_agreement=-9).fit(GOOD, fingerprint="abc")
     before, vectors = copy.deepcopy(vars(fitted)), fitted.transform(GOOD)
     assert before["rotations_"]
     with pytest.raises(ValueError, match=message):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simretro.arrays import unit_rows
-from simretro.calibration import Rotation, highest_agreement, procrustes, refine, split_half_agreement
+from simretro.calibration import Rotation, chance_agreement, highest_agreement, procrustes, refine, split_half_agreement
 from tests.calibration.clouds import meanings, random_rotation
 
 
@@ -44,6 +44,18 @@ def test_procrustes_minimises_the_distance():
     assert all(best <= np.linalg.norm(source @ random_rotation(5, rng) - target) for _ in range(200))
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 1 << 20), st.integers(0, 9), st.floats(0.01, 50))
+def test_the_weight_of_the_identity_counts_as_pairs_along_each_axis(seed, count, weight):
+    source, target = np.random.default_rng(seed).standard_normal((2, count, 6))
+    axes = np.sqrt(weight) * np.eye(6)
+    expected = procrustes(np.concatenate([source, axes]), np.concatenate([target, axes]))
+    found = procrustes(source, target, weight)
+    np.testing.assert_allclose(found.matrix, expected.matrix, atol=1e-7)
+    assert found.num_pairs == count
+    np.testing.assert_allclose(procrustes(source, target, 1e9).matrix, np.eye(6), atol=1e-6)
+
+
 def identity(dimension):
     return Rotation.start(np.eye(dimension), determined=False)
 
@@ -79,26 +91,32 @@ def test_seeds_take_part_in_every_turn():
     np.testing.assert_array_equal(found.pairs[0][-8:], seeds[0])
 
 
+def refined(source, target):
+    return refine(source, target, identity(source.shape[1]))
+
+
 def agreements(source, target):
-    learned = refine(source, target, identity(source.shape[1]))
+    """Of halves, of halves after a random turn, and the highest possible."""
     rng = np.random.default_rng(0)
-    agreement, maps = split_half_agreement(lambda s, t: refine(s, t, identity(s.shape[1])), source, target, rng)
+    agreement, maps = split_half_agreement(refined, source, target, rng)
     assert len(maps) == 4
-    return agreement, agreement / highest_agreement(learned, source, rng)
+    highest = highest_agreement(refined(source, target), source, rng)
+    return agreement, chance_agreement(refined, source, target, rng), highest
 
 
 def test_halves_agree_where_there_is_something_to_find():
-    source, target, _ = turned_clouds(0.3, count=1000)
-    agreement, relative = agreements(source, target)
-    assert agreement > 0.95 and 0.95 < relative < 1.05
+    source, target, _ = turned_clouds(0.3, count=1000, dimension=16)
+    agreement, chance, highest = agreements(source, target)
+    assert agreement > 0.95 and abs(agreement - highest) < 0.05 and chance < 0.8
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_halves_disagree_where_there_is_not(seed):
+@pytest.mark.parametrize("count, dimension", [(300, 30), (300, 10), (600, 16)])
+def test_halves_of_unrelated_clouds_agree_by_chance_alone(count, dimension, seed):
     rng = np.random.default_rng(seed)
-    source, target = (unit_rows(rng.standard_normal((300, 30))) for _ in range(2))
-    agreement, relative = agreements(source, target)
-    assert agreement < 0.5 and relative < 0.65
+    source, target = (unit_rows(rng.standard_normal((count, dimension))) for _ in range(2))
+    agreement, chance, highest = agreements(source, target)
+    assert abs(agreement - chance) < 0.4 * max(highest - chance, 0.1)
 
 
 def test_undetermined_directions_do_not_count_as_agreement():
