@@ -28,15 +28,17 @@ import libreoffice_help
 from simretro import CCP, build_transformer_model, train_wordpiece
 from simretro.data import ContextWindows
 from simretro.evaluation import TextPair
+from simretro.models import initialize_by_spelling
 from simretro.tokenizers import TruncationWarning
 from simretro.training import OPTIMIZER_NAMES, build_optimizer
 
 CONFIG = {
+    "model_type": "roformer",
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 256**-0.5,
-    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 512,
 }  # fmt: skip
-VOCAB_SIZE, MAXLEN, CALIBRATION_TEXTS = 4000, 64, 2500
+# Rotary positions let a network that is trained with the beginnings of sentences read whole paragraphs.
+VOCAB_SIZE, TRAINED_MAXLEN, MAXLEN, CALIBRATION_TEXTS = 8000, 32, 128, 2500
 LANGUAGES = libreoffice_help.LANGUAGES
 PAIRS = [*(("en", other) for other in LANGUAGES if other != "en"), ("de", "fr"), ("es", "ru"), ("ja", "zh-CN")]
 LATIN = {"en", "de", "fr", "es", "tr"}
@@ -44,8 +46,8 @@ UNTRAINED, COUNTED, WHOLE = "random init", "TF-IDF + SVD", "MLM+CCP"
 TRAINED = {
     "pairs_per_batch": 64,
     "window_sentences": 2,
-    "mlm_share": 0.5,
-    "bank_size": 256,
+    "mlm_share": 0.2,
+    "bank_size": 0,
     "batch_norm": "alternating",
 }
 VARIANTS = {  # what is other than in `TRAINED`
@@ -55,14 +57,21 @@ VARIANTS = {  # what is other than in `TRAINED`
     "no L2 norm": {"similarity": "dot"},
     "no BN": {"batch_norm": None},
     "plain BN": {"batch_norm": "plain"},
-    "shared bank": {"bank_kind": "shared"},
-    "no bank": {"bank_size": 0},
+    "bank of 256": {"bank_size": 256},
     "bank of 4096": {"bank_size": 4096},
+    "shared bank of 256": {"bank_kind": "shared", "bank_size": 256},
     "window 1": {"window_sentences": 1},
     "window 5": {"window_sentences": 5},
     "16 pairs": {"pairs_per_batch": 16},
 }
-SETTINGS = ("steps", "optimizer", "learning_rate", "pooling", "dtype")  # options that runs of one file share
+SETTINGS = (
+    "steps",
+    "optimizer",
+    "learning_rate",
+    "pooling",
+    "dtype",
+    "token_table",
+)  # options that runs of one file share
 OF_DATA = ("pairs_per_batch", "window_sentences", "mlm_share")
 STAGES = {
     "raw": "", "shift": " + shift", "scale": " + scale", "rotate": " + rotate", "shift, rotate": " + shift, rotate"
@@ -80,6 +89,7 @@ def parse_arguments():
     parser.add_argument("--optimizer", default="muon", choices=OPTIMIZER_NAMES)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--dtype", default="mixed_bfloat16", choices=["float32", "mixed_bfloat16"])
+    parser.add_argument("--token-table", default="spelling", choices=["spelling", "random"], help="of new weights")
     parser.add_argument("--pooling", default="mean", choices=["mean", "cls"])
     parser.add_argument("--results", type=Path, default=RESULTS / "ccp_quality.jsonl")
     parser.add_argument("--record", action="store_true", help="append the tables to RESULTS.md")
@@ -126,6 +136,8 @@ def new_model(tokenizer, seed, options, arguments=None):
     keras.utils.set_random_seed(seed)
     config = {**CONFIG, "vocab_size": tokenizer.vocab_size}
     encoder = build_transformer_model(config, with_mlm="linear", dtype=options.dtype)
+    if options.token_table == "spelling":
+        initialize_by_spelling(encoder, tokenizer, seed)
     return CCP(encoder, tokenizer, languages=LANGUAGES, pooling=options.pooling, maxlen=MAXLEN, **(arguments or {}))
 
 
@@ -133,7 +145,7 @@ def train(documents, tokenizer, variant, seed, options):
     """Trains from new weights; returns the model and the logs of the last quarter of the steps."""
     arguments = TRAINED | VARIANTS[variant]
     data = ContextWindows(
-        documents, tokenizer, maxlen=MAXLEN, seed=seed, batches_per_epoch=-(-options.steps // 4),
+        documents, tokenizer, maxlen=TRAINED_MAXLEN, seed=seed, batches_per_epoch=-(-options.steps // 4),
         **{name: arguments.pop(name) for name in OF_DATA if name != "window_sentences"},
         window_sentences=arguments["window_sentences"],
     )  # fmt: skip
@@ -281,7 +293,8 @@ def main():
     done = run_all(options)
     text = (
         f"### ccp_quality: 4x256, {options.steps} steps, seeds {options.seeds}\n\n"
-        f"{time.strftime('%Y-%m-%d')}; vocabulary {VOCAB_SIZE}, sentences of up to {MAXLEN} tokens, "
+        f"{time.strftime('%Y-%m-%d')}; vocabulary {VOCAB_SIZE}, {TRAINED_MAXLEN} tokens of a sentence in training, "
+        f"{MAXLEN} of a text in use, "
         + ", ".join(f"{name} {getattr(options, name)}" for name in SETTINGS)
         + f", otherwise {TRAINED}. Top-1 in percent, chance 0.1.\n"
     )

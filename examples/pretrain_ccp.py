@@ -26,6 +26,7 @@ from command_line import HelpFormatter, check_same, free_folder, one_line_errors
 from simretro import CCP, train_wordpiece
 from simretro.data import ContextWindows, iter_documents
 from simretro.evaluation import TextPair, evaluate_bitext
+from simretro.models import initialize_by_spelling
 from simretro.tokenizers import TruncationWarning
 from simretro.training import LearningRate, Throughput, TrainingCheckpoint, mean_tokens_per_step
 from training_runs import (
@@ -45,22 +46,23 @@ from training_runs import (
 )
 
 SMALL_MODEL = {
+    "model_type": "roformer",  # its positions have no end: what is trained with 32 tokens reads 128
     "num_hidden_layers": 1,
     "hidden_size": 256,
     "num_attention_heads": 4,
     "intermediate_size": 256,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 256**-0.5,
 }
 TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
-# Without `--documents`: ten minutes on two cores. Short pieces of words are what these languages share. There is no
-# bank: at such a rate its vectors are soon another network's, and what is learnt is to tell old vectors from new. A
-# checkpoint, which has a low rate, gets the bank that `CCP` has by default, or its own.
+# Without `--documents`: ten minutes on two cores. There is no bank: at such a rate its vectors are soon another network's,
+# and what is learnt is to tell old vectors from new. A checkpoint, which has a low rate, gets the bank that `CCP` has by
+# default, or its own.
 SMALL_JOB = {
     "languages": ["en", "de", "fr", "es"],
-    "maxlen": 48,
-    "vocab_size": 1500,
+    "maxlen": 32,
+    "encode_maxlen": 128,
+    "vocab_size": 6000,
     "pooling": "mean",
     "mlm_share": 0.2,
     "bank_size": 0,
@@ -73,6 +75,7 @@ SMALL_JOB = {
 OWN_DOCUMENTS = {
     "languages": None,
     "maxlen": 64,
+    "encode_maxlen": None,
     "vocab_size": 8000,
     "pooling": "cls",
     "mlm_share": 0.5,
@@ -86,7 +89,7 @@ OWN_DOCUMENTS = {
 FROM_CHECKPOINT = {"learning_rate": 3e-5, "optimizer": "adamw"}
 # What a checkpoint knows of itself: where it is not given, it stays as it is there. And what new weights get.
 OF_THE_MODEL = {"temperature": 0.1, "window_sentences": 2, "projection_size": 128}
-KEPT = {*OF_THE_MODEL, "pooling", "bank_size", "maxlen"}
+KEPT = {*OF_THE_MODEL, "pooling", "bank_size", "maxlen", "encode_maxlen"}
 QUICK_JOB = {"epochs": 2, "steps_per_epoch": 2, "bank_size": 64, "calibration_texts": 100}
 PROBE_TEXTS = 200
 # Options that a resumed run may have otherwise: they leave the weights as they are.
@@ -108,6 +111,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     data.add_argument("--languages", nargs="+", help="without --documents: of the help pages")
     data.add_argument("--disjoint", action="store_true", help="without --documents: no page in two languages")
     data.add_argument("--maxlen", type=int, help="tokens of a sentence")
+    data.add_argument("--encode-maxlen", type=int, help="tokens of a text that is encoded; default: --maxlen")
     data.add_argument("--window-sentences", type=int, help="how far away a context may be")
     data.add_argument("--language-exponent", type=float, default=0.3, help="1: languages by their sizes, 0: all alike")
     data.add_argument("--cache", type=Path, help="folder for the token ids; later runs start at once")
@@ -232,12 +236,15 @@ def help_pairs(pages, held_out, options):
 def build_model(options, sources):
     """A CCP of the checkpoint, head and bank included where there are any, or of new weights and a new vocabulary."""
     settings = {name: getattr(options, name) for name in sorted(KEPT) if getattr(options, name) is not None}
-    settings["languages"] = list(sources)
+    settings |= {"languages": list(sources)}
+    if "encode_maxlen" in settings:
+        settings["maxlen"] = settings.pop("encode_maxlen")
     if options.init and not options.is_config:
         network = network_options(options)
         return CCP.from_pretrained(options.init, new_parts=tuple(options.new_parts), **network, **settings)
     tokenizer = train_wordpiece(texts_of(sources, options), options.vocab_size)
     encoder = new_encoder(options, tokenizer, SMALL_MODEL, TINY_SIZES, with_mlm="linear")
+    initialize_by_spelling(encoder, tokenizer, options.seed)
     return CCP(encoder, tokenizer, **settings)
 
 
@@ -253,7 +260,7 @@ def load_data(options, sources, ccp):
         sources,
         ccp.tokenizer,
         options.pairs_per_batch,
-        ccp.maxlen or OWN_DOCUMENTS["maxlen"],
+        options.maxlen or ccp.maxlen or OWN_DOCUMENTS["maxlen"],
         ccp.window_sentences,
         options.mlm_share,
         options.seed,

@@ -251,8 +251,8 @@ class CrossLingualCalibrator(TransformerMixin, BaseEstimator, auto_wrap_output_k
             reasons.append(f"{language} ({reason}, {self.counts_[language]} vectors)")
         warn(
             f"Not rotated onto {self.pivot_}, only shift and scale are applied: {'; '.join(reasons)}. Required are "
-            f"{' and '.join(map(str, self._least_agreements().values()))}. More vectors, text on the same subjects or a "
-            "`dictionary` may help."
+            f"{' and '.join(map(str, self._least_agreements().values()))}. More vectors, text on the same subjects or "
+            "a `dictionary` may help."
         )
 
     def _transform(self, vectors, language, to, steps):

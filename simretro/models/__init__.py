@@ -4,6 +4,7 @@ from simretro.models.builder import build_transformer_model, load_pretrained
 from simretro.models.engines import ENGINE_NAMES
 from simretro.models.folders import write_folder
 from simretro.models.sentence_encoder import SentenceEncoder
+from simretro.models.spelling import initialize_by_spelling
 from simretro.models.transformer import Transformer
 from simretro.models.weights import export_weights, load_weights
 
@@ -13,6 +14,7 @@ __all__ = [
     "Transformer",
     "build_transformer_model",
     "export_weights",
+    "initialize_by_spelling",
     "load_pretrained",
     "load_weights",
     "write_folder",

@@ -154,6 +154,21 @@ class BaseTokenizer:
         """Tokens of ids, see `id_to_token`."""
         return [self.id_to_token(token_id) for token_id in ids]
 
+    def spellings(self) -> list[str]:
+        """The text of each token by itself, in the order of the ids.
+
+        Returns: list of `vocab_size` str; behind a blank where the token begins a word, empty for special tokens and
+            for ids that no token has.
+        Raises: ValueError if the vocabulary does not mark where words begin.
+        """
+        special = set(self.special_tokens.values())
+        spelt = [""] * self.vocab_size
+        for token_id, token in self._tokens.items():
+            if token not in special:
+                begins = self._starts_word(np.array([token_id]))[0]
+                spelt[token_id] = (" " if begins else "") + self._join([token])
+        return spelt
+
     # Text to ids.
 
     def tokenize(self, text: str, maxlen: int | None = None, max_length: int | None = None) -> list[str]:

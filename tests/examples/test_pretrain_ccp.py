@@ -207,9 +207,11 @@ def test_defaults_depend_on_where_documents_and_weights_come_from(documents, con
     assert kept.learning_rate == 3e-5
     assert [one.optimizer for one in (small, own, kept)] == ["muon", "muon", "adamw"]
     # What the checkpoint knows of itself is left to it.
-    names = ("pooling", "bank_size", "maxlen", "temperature", "window_sentences", "projection_size")
-    assert [getattr(kept, name) for name in names] == [None] * 6
-    assert [getattr(own, name) for name in names] == ["cls", 0, 64, 0.1, 2, 128]
+    names = ("pooling", "bank_size", "maxlen", "temperature", "window_sentences", "projection_size", "encode_maxlen")
+    assert [getattr(kept, name) for name in names] == [None] * 7
+    assert [getattr(parsed("--init", "some-model"), name) for name in names] == [None] * 7
+    assert [getattr(own, name) for name in names] == ["cls", 0, 64, 0.1, 2, 128, None]
+    assert (small.maxlen, small.encode_maxlen) == (32, 128)
     named = parsed("--documents", documents[0], f"zh-CN={documents[1]}", "--bank-size", 0, "--quick")
     assert (list(named.documents), named.bank_size, named.epochs) == (["en", "zh-CN"], 0, 2)
 

@@ -54,3 +54,19 @@ def test_unmarked_vocabulary_is_refused(tmp_path, unigram_folder):
 def test_foreign_id_is_refused(bert_vocab):
     with pytest.raises(ValueError, match="received 10000"):
         Tokenizer(bert_vocab).word_ids([5, 10000])
+
+
+def test_spellings_of_each_kind(some_tokenizers, bytelevel_folder):
+    expected = {
+        "uncased": {"[PAD]": "", "[SEP]": "", "un": " un", "##able": "able", "今": " 今", "##a": "a"},
+        "cased": {"[MASK]": "", "É": " É"},
+        "unigram": {"<s>": "", "<mask>": "", "▁un": " un", "believ": "believ", "今天": " 今天"},
+    }
+    for name, spelt in expected.items():
+        tokenizer = some_tokenizers[name]
+        found = tokenizer.spellings()
+        assert len(found) == tokenizer.vocab_size
+        assert {token: found[tokenizer.vocab[token]] for token in spelt} == spelt
+    tokenizer = load_tokenizer(bytelevel_folder)
+    spelt = dict(zip(tokenizer.vocab, tokenizer.spellings(), strict=True))
+    assert [spelt[token] for token in ("<s>", "Ġun", "un", "able")] == ["", " un", "un", "able"]
