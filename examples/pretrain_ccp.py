@@ -55,9 +55,9 @@ SMALL_MODEL = {
     "attention_probs_dropout_prob": 0.0,
 }
 TINY_SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
-# Without `--documents`: ten minutes on two cores. There is no bank: at such a rate its vectors are soon another network's,
-# and what is learnt is to tell old vectors from new. A checkpoint, which has a low rate, gets the bank that `CCP` has by
-# default, or its own.
+# Without `--documents`: ten minutes on two cores. There is no bank: at such a rate its vectors are soon another
+# network's, and what is learnt is to tell old vectors from new. A checkpoint, which has a low rate, gets the bank that
+# `CCP` has by default, or its own.
 SMALL_JOB = {
     "languages": ["en", "de", "fr", "es"],
     "maxlen": 32,
