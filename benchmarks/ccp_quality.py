@@ -64,18 +64,18 @@ VARIANTS = {  # what is other than in `TRAINED`
     "window 5": {"window_sentences": 5},
     "16 pairs": {"pairs_per_batch": 16},
 }
-SETTINGS = (
-    "steps",
-    "optimizer",
-    "learning_rate",
-    "pooling",
-    "dtype",
-    "token_table",
-)  # options that runs of one file share
+# Options that runs of one file share.
+SETTINGS = ("steps", "optimizer", "learning_rate", "pooling", "dtype", "token_table")
 OF_DATA = ("pairs_per_batch", "window_sentences", "mlm_share")
 STAGES = {
-    "raw": "", "shift": " + shift", "scale": " + scale", "rotate": " + rotate", "shift, rotate": " + shift, rotate"
+    "raw": "", "shift": " + shift", "scale": " + scale", "rotate": " + rotate", "shift, rotate": " + shift, rotate",
+    "std": " + shift, scale by std", "std, rotate": " + shift, scale by std, rotate",
 }  # fmt: skip
+SCALES = {  # for each way to scale what its stages are called in the tables
+    "principal": {"raw": "raw", "shift": "shift", "scale": "scale", "rotate": "rotate"},
+    None: {"rotate": "shift, rotate"},
+    "std": {"scale": "std", "rotate": "std, rotate"},
+}
 
 
 def parse_arguments():
@@ -162,10 +162,10 @@ def measure(encode, texts, pairs, seed):
     vectors = cross_lingual.encode_pairs(encode, pairs)
     fitted = {language: encode(list(own)) for language, own in texts.items()}
     found = {}
-    for scale in ("std", None):
+    for scale, names in SCALES.items():
         calibrator = cross_lingual.fit_calibrator(fitted, scale=scale, random_state=seed)
         stages = cross_lingual.stage_results(vectors, pairs, calibrator)
-        found |= stages if scale else {"shift, rotate": stages["rotate"]}
+        found |= {name: stages[stage] for stage, name in names.items()}
     return {
         stage: {name: [one.forward, one.backward] for name, one in result.pairs.items()}
         for stage, result in found.items()

@@ -138,7 +138,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     after = parser.add_argument_group("calibration and evaluation")
     after.add_argument("--calibration-texts", type=int, help="sentences of each language that it is fitted with")
     after.add_argument(
-        "--scale", default="std", choices=["std", "variance", "none"], help="what the paper's word means"
+        "--scale",
+        default="principal",
+        choices=["principal", "std", "variance", "none"],
+        help="what vectors are divided by: `CrossLingualCalibrator` tells",
     )
     after.add_argument(
         "--rotate", default="procrustes", choices=["procrustes", "adversarial", "none"],

@@ -5,6 +5,8 @@ import numpy as np
 _BLOCK_ROWS = 8192
 # A dimension whose variance is this much smaller than the largest one is constant up to rounding.
 _CONSTANT = 1e-12
+# Principal axes vary at least by this share of the widest one: the rest is noise, not to be made larger than tenfold.
+_LEAST_VARIANCE = 1e-4
 _FEWEST_TO_JUDGE, _FOREIGN = 100, 4.0
 
 
@@ -52,6 +54,23 @@ def divisor(variance, scale):
     """What each dimension is divided by, float64 (d,); 1 where it is constant, to make no signal of rounding errors."""
     constant = variance <= _CONSTANT * variance.max()
     return np.where(constant, 1.0, np.sqrt(variance) if scale == "std" else variance)
+
+
+def half_whitening(clouds, means):
+    """What halves the differences in spread, on a logarithmic scale, between the principal axes of several languages.
+
+    Args:
+        clouds: list of numbers (N, d), the vectors of each language; means: list of float64 (d,), theirs.
+    Returns: float64 (d, d), symmetric, for row vectors: along each axis of the languages' mean covariance it divides by
+        the square root of the standard deviation. Axes on which nothing varies count as those that vary least.
+    """
+    covariances = []
+    for vectors, mean in zip(clouds, means, strict=True):
+        blocks = (vectors[start : start + _BLOCK_ROWS] - mean for start in range(0, len(vectors), _BLOCK_ROWS))
+        covariances.append(sum(block.T @ block for block in blocks) / len(vectors))
+    variances, axes = np.linalg.eigh(np.mean(covariances, axis=0))
+    variances = np.maximum(variances, _LEAST_VARIANCE * variances.max())
+    return axes * variances**-0.25 @ axes.T
 
 
 def squared_distance_ratio(vectors, mean, variance):

@@ -18,8 +18,10 @@ def save_folder(folder, calibrator):
     rotations = np.array([calibrator.rotations_[language] for language in rotated]).reshape(-1, dimension, dimension)
     with atomic_folder(folder, "a calibrator") as temporary:
         path = Path(temporary) / NUMBERS
+        axes = {} if calibrator.axes_ is None else {"axes": calibrator.axes_}
         np.savez(
             path,
+            **axes,
             means=np.stack([calibrator.means_[language] for language in languages]),
             variances=np.stack([calibrator.variances_[language] for language in languages]),
             rotations=rotations,
@@ -37,7 +39,7 @@ def load_folder(folder, cls):
     """Reads a calibrator; see `CrossLingualCalibrator.load`."""
     folder = Path(folder)
     recover_folder(folder)
-    manifest, (means, variances, rotations) = read_whole(folder, lambda: _read(folder))
+    manifest, numbers = read_whole(folder, lambda: _read(folder))
     try:
         calibrator = cls(**manifest["settings"])
     except TypeError as error:
@@ -45,9 +47,10 @@ def load_folder(folder, cls):
     calibrator.languages_, calibrator.pivot_ = manifest["languages"], manifest["pivot"]
     calibrator.n_features_in_, calibrator.fingerprint_ = manifest["dimension"], manifest["fingerprint"]
     calibrator.counts_, calibrator.reports_ = manifest["counts"], manifest["reports"]
-    calibrator.means_ = dict(zip(manifest["languages"], means, strict=True))
-    calibrator.variances_ = dict(zip(manifest["languages"], variances, strict=True))
-    calibrator.rotations_ = dict(zip(manifest["rotated"], rotations, strict=True))
+    calibrator.means_ = dict(zip(manifest["languages"], numbers["means"], strict=True))
+    calibrator.variances_ = dict(zip(manifest["languages"], numbers["variances"], strict=True))
+    calibrator.axes_ = numbers.get("axes")
+    calibrator.rotations_ = dict(zip(manifest["rotated"], numbers["rotations"], strict=True))
     return calibrator
 
 
@@ -83,12 +86,15 @@ def _read_numbers(path, manifest):
         "variances": (count, dimension),
         "rotations": (rotated, dimension, dimension),
     }
+    if manifest["settings"].get("scale") == "principal":
+        shapes["axes"] = (dimension, dimension)
     try:
         with np.load(path, allow_pickle=False) as file:
-            numbers = [file[name] for name in shapes]
+            numbers = {name: file[name] for name in shapes}
     except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error!r}). Fit the calibrator again.") from error
-    for array, (name, shape) in zip(numbers, shapes.items(), strict=True):
+    for name, shape in shapes.items():
+        array = numbers[name]
         if array.shape != shape or array.dtype != "float64":
             raise ValueError(f"{path} is damaged: `{name}` is {array.dtype} {array.shape} instead of float64 {shape}.")
     return numbers

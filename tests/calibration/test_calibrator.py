@@ -37,7 +37,7 @@ def world():
 def calibrator(world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return CrossLingualCalibrator(pivot="en").fit(world[0])
+        return CrossLingualCalibrator(scale="std", pivot="en").fit(world[0])
 
 
 def test_recovers_shift_scale_and_rotation(world, calibrator):
@@ -80,6 +80,29 @@ def test_each_operation_is_what_it_says(world, calibrator):
     plain = CrossLingualCalibrator(scale=None, rotate=None).fit({"de": world[0]["de"]})
     np.testing.assert_allclose(plain.transform(vectors, "de"), unit_rows(vectors - mean), atol=1e-6)
     assert plain.stages == ("raw", "shift") and plain.reports_ == {}
+
+
+def test_principal_scale_halves_the_spread_of_all_languages_alike(tmp_path):
+    """Two languages with the same axes: standard deviations of 4, 2, 1 and 0 along them become 2, 1.4, 1 and 0."""
+    rng = np.random.default_rng(0)
+    basis = random_rotation(4, rng)
+    points = rng.standard_normal((500, 4))
+    points = (points - points.mean(0)) / points.std(0)
+    cloud = points * [4, 2, 1, 0] @ basis.T
+    X = {"en": cloud + 3, "de": cloud[::-1] - 5}
+    calibrator = CrossLingualCalibrator(rotate=None, pivot="en").fit(X)
+    correlations = np.corrcoef(points[:, :3].T)
+    deviations = np.array([4, 2, 1])
+    variances, axes = np.linalg.eigh(correlations * np.outer(deviations, deviations))
+    half = axes * variances**-0.25 @ axes.T
+    expected = unit_rows(points[:, :3] * deviations @ half @ basis[:, :3].T)
+    for language, sign in (("en", 1), ("de", -1)):
+        found = calibrator.transform(X[language], language)
+        np.testing.assert_allclose(found, expected[::sign], atol=1e-6)
+    calibrator.save(tmp_path / "c")
+    again = CrossLingualCalibrator.load(tmp_path / "c")
+    np.testing.assert_array_equal(again.axes_, calibrator.axes_)
+    np.testing.assert_equal(again.transform(X), calibrator.transform(X))
 
 
 def test_composition_through_the_pivot(world, calibrator):
@@ -139,8 +162,9 @@ def test_scikit_learn_conventions(world):
 
 
 def test_other_languages_and_order_change_nothing(world, calibrator):
+    # But for the axes of `scale="principal"`, which are all languages'.
     fitted = {language: world[0][language] for language in ("de", "en")}
-    alone = CrossLingualCalibrator(pivot="en").fit(fitted)
+    alone = CrossLingualCalibrator(scale="std", pivot="en").fit(fitted)
     np.testing.assert_array_equal(alone.rotations_["de"], calibrator.rotations_["de"])
     assert alone.reports_["de"] == calibrator.reports_["de"]
 
