@@ -1,6 +1,6 @@
 """What CCP and calibration bring: how often a paragraph finds its translation, top-1 of 1,000, without parallel text.
 
-usage: python benchmarks/ccp_quality.py [--pages FOLDER] [--tatoeba FOLDER] [--steps 2000] [--seeds 0 1 2] [--record]
+usage: python benchmarks/ccp_quality.py [--pages FOLDER] [--tatoeba FOLDER] [--steps 1000] [--seeds 0 1 2] [--record]
        FOLDER: en.jsonl.gz, de.jsonl.gz, ... as examples/libreoffice_help.py keeps them, perhaps with a split.json
 
 For each setting, variant and seed a network of 4x256 with a joint vocabulary is trained from new weights on help pages
@@ -85,9 +85,9 @@ def parse_arguments():
     parser.add_argument("--settings", nargs="+", default=["disjoint", "comparable"], choices=["disjoint", "comparable"])
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), help="variants to train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=2000, help="of every training")
+    parser.add_argument("--steps", type=int, default=1000, help="of every training")
     parser.add_argument("--optimizer", default="muon", choices=OPTIMIZER_NAMES)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--dtype", default="mixed_bfloat16", choices=["float32", "mixed_bfloat16"])
     parser.add_argument("--token-table", default="spelling", choices=["spelling", "random"], help="of new weights")
     parser.add_argument("--pooling", default="mean", choices=["mean", "cls"])

@@ -62,14 +62,14 @@ SMALL_JOB = {
     "languages": ["en", "de", "fr", "es"],
     "maxlen": 32,
     "encode_maxlen": 128,
-    "vocab_size": 6000,
+    "vocab_size": 3000,
     "pooling": "mean",
     "mlm_share": 0.2,
     "bank_size": 0,
     "epochs": 4,
     "steps_per_epoch": 650,
     "pairs_per_batch": 64,
-    "learning_rate": 2e-3,
+    "learning_rate": 1e-3,
     "calibration_texts": 2500,
 }
 OWN_DOCUMENTS = {

@@ -198,7 +198,7 @@ def test_defaults_depend_on_where_documents_and_weights_come_from(documents, con
         return pretrain_ccp.parse_arguments(list(map(str, arguments)))
 
     small = parsed()
-    assert small.languages == ["en", "de", "fr", "es"] and (small.pooling, small.learning_rate) == ("mean", 2e-3)
+    assert small.languages == ["en", "de", "fr", "es"] and (small.pooling, small.learning_rate) == ("mean", 1e-3)
     own = parsed("--documents", *documents, "--init", config)
     assert list(own.documents) == ["en", "de", "tr"] and str(own.documents["tr"]) == documents[2]
     assert (own.is_config, own.pooling, own.bank_size, own.steps_per_epoch) == (True, "cls", 0, None)
