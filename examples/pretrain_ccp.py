@@ -342,16 +342,21 @@ def measure(ccp, evaluations):
 def report(ccp, calibrator, before, texts, evaluations, options):
     """Prints how often a text finds its translation; returns {what is measured with: {title: `BitextResult`}}."""
     count = cross_lingual.tfidf_svd(texts, ccp.encoder.config["hidden_size"], options.seed)
-    counting = cross_lingual.fit_calibrator({name: count(own) for name, own in texts.items()}, **calibration(options))
+    counted_texts = {name: count(own) for name, own in texts.items()}
+    scales = dict.fromkeys([calibration(options)["scale"], None])  # what suits the network may not suit the counts
+    counting = [
+        cross_lingual.fit_calibrator(counted_texts, **calibration(options) | {"scale": scale}) for scale in scales
+    ]
     print("\nHow often the nearest text of the other language is the translation, in percent, there and back.")
-    print("TF-IDF: of characters, cut to as many dimensions; calibrated: after its best step. Before, after: training.")
+    print("TF-IDF: of characters, cut to as many dimensions; calibrated: at its best. Before, after: training.")
     results = {}
     for name, pairs in evaluations.items():
-        counted = cross_lingual.stage_results(cross_lingual.encode_pairs(count, pairs), pairs, counting)
+        vectors = cross_lingual.encode_pairs(count, pairs)
+        counted = [cross_lingual.stage_results(vectors, pairs, one) for one in counting]
         stages = cross_lingual.stage_results(cross_lingual.encode_pairs(encoder_of(ccp), pairs), pairs, calibrator)
         results[name] = {
-            "TF-IDF": counted["raw"],
-            "calibrated": max(counted.values(), key=lambda result: result.mean),
+            "TF-IDF": counted[0]["raw"],
+            "calibrated": max((result for one in counted for result in one.values()), key=lambda result: result.mean),
             "before": before[name],
             "after": stages.pop("raw"),
             **{cross_lingual.STAGE_TITLES[stage]: result for stage, result in stages.items()},
