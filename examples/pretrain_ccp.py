@@ -239,7 +239,7 @@ def help_pairs(pages, held_out, options):
 def build_model(options, sources):
     """A CCP of the checkpoint, head and bank included where there are any, or of new weights and a new vocabulary."""
     settings = {name: getattr(options, name) for name in sorted(KEPT) if getattr(options, name) is not None}
-    settings |= {"languages": list(sources)}
+    settings["languages"] = list(sources)
     if "encode_maxlen" in settings:
         settings["maxlen"] = settings.pop("encode_maxlen")
     if options.init and not options.is_config:

@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from simretro.arrays import unit_rows
 from simretro.models.config import check_vocabulary
 
 _SIZES = (2, 3, 4)  # of the n-grams, in characters
@@ -31,28 +32,24 @@ def initialize_by_spelling(encoder, tokenizer, seed: int = 0) -> None:
     rows = np.array(ops.convert_to_numpy(table), dtype="float32")
     spelt = tokenizer.spellings()
     known = [token_id for token_id, text in enumerate(spelt) if text]
-    rows[known] = encoder.config["initializer_range"] * _directions([spelt[i] for i in known], rows.shape[1], seed)
+    length = encoder.config["initializer_range"] * rows.shape[1] ** 0.5
+    rows[known] = length * _directions([spelt[i] for i in known], rows.shape[1], seed)
     table.assign(rows)
 
 
 def _directions(texts, width, seed):
-    """float32 (texts, width), the mean square of each row 1."""
+    """float32 (texts, width), l2-normalised; a text without n-grams has nothing but its own share."""
     from sklearn.feature_extraction.text import CountVectorizer  # here: its import takes a second
 
     rng = np.random.default_rng(seed)
-    own = rng.standard_normal((len(texts), width), dtype="float32")
+    own = rng.standard_normal((len(texts), width), dtype="float32") / width**0.5
     if not any(map(_ngrams, texts)):
-        return _unit_mean_square(own)
+        return unit_rows(own)
     counts = CountVectorizer(analyzer=_ngrams, dtype=np.float32).fit_transform(texts)
     rarity = np.log(len(texts) / np.bincount(counts.indices, minlength=counts.shape[1])).astype("float32")
     sums = counts.multiply(rarity).tocsr() @ rng.standard_normal((counts.shape[1], width), dtype="float32")
-    return _unit_mean_square(_unit_mean_square(sums) + _OWN_SHARE * own)
+    return unit_rows(unit_rows(sums) + _OWN_SHARE * own)
 
 
 def _ngrams(text):
     return [text[start : start + size] for size in _SIZES for start in range(len(text) - size + 1)]
-
-
-def _unit_mean_square(rows):
-    """Rows of zeros, those of tokens without n-grams, stay zeros."""
-    return rows / np.sqrt(np.maximum(np.mean(rows**2, axis=1, keepdims=True), 1e-12))

@@ -104,10 +104,12 @@ def agreements(source, target):
     return agreement, chance_agreement(refined, source, target, rng), highest
 
 
-def test_halves_agree_where_there_is_something_to_find():
-    source, target, _ = turned_clouds(0.3, count=1000, dimension=16)
+@pytest.mark.parametrize("dimension", [8, 16])
+def test_halves_agree_where_there_is_something_to_find(dimension):
+    source, target, _ = turned_clouds(0.3, count=1000, dimension=dimension)
     agreement, chance, highest = agreements(source, target)
-    assert agreement > 0.95 and abs(agreement - highest) < 0.05 and chance < 0.8
+    assert agreement > 0.95 and 0.95 < agreement / highest < 1.05
+    assert chance < (0.8 if dimension == 16 else 1)  # in few dimensions refinement often finds its way
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -117,6 +119,8 @@ def test_halves_of_unrelated_clouds_agree_by_chance_alone(count, dimension, seed
     source, target = (unit_rows(rng.standard_normal((count, dimension))) for _ in range(2))
     agreement, chance, highest = agreements(source, target)
     assert abs(agreement - chance) < 0.4 * max(highest - chance, 0.1)
+    if dimension == 30:
+        assert agreement < 0.5 and agreement / highest < 0.65
 
 
 def test_undetermined_directions_do_not_count_as_agreement():
